@@ -51,6 +51,7 @@ STATE_DIR = "/var/lib/jupyterhub-gpu-reclaim/service"
 _SOCKET = "spawner.sock"
 #: Seconds that a start may take: a large session is read back from the store.
 START_TIMEOUT = 600
+_API_SERVER = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 #: JupyterHub's names for our spawners, by placement.
 _SPAWNERS = {
     "local": "gpu-reclaim-local",
@@ -120,7 +121,8 @@ def configure(
             "GPU_RECLAIM_HUB_PID": str(os.getpid()),
             # every user of the machine can read a command line
             OPTIONS: json.dumps([] if problems else _arguments(asked, chosen)),
-            **_api_server(),
+            # The Hub passes on little else of what the kubelet sets.
+            **{name: os.environ[name] for name in _API_SERVER if name in os.environ},
             **(asked["service_environment"] or {}),
         },
         "oauth_client_allowed_scopes": [MANAGE, STOPS_ALL],
@@ -152,13 +154,6 @@ def only_judging() -> Iterator[None]:
         yield
     finally:
         _only_judging = False
-
-
-def report(c: Any, problems: list[str]) -> None:
-    """Show mistakes that ``configure`` cannot see; sessions are left alone."""
-    service = service_of(c)
-    if service is not None:
-        say(problems, service)
 
 
 # --- parts ---------------------------------------------------------------------------
@@ -233,12 +228,6 @@ def _spawner(c: Any, folder: Path) -> None:
     default(c.Spawner, "start_timeout", START_TIMEOUT)
     default(c.ReclaimMixin, "reclaim_service", f"unix:{folder / _SOCKET}")
     default(c.ReclaimMixin, "reclaim_token_file", str(folder / "spawner.token"))
-
-
-def _api_server() -> dict[str, str]:
-    # The Hub passes on little else of what the kubelet sets.
-    told = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
-    return {name: os.environ[name] for name in told if name in os.environ}
 
 
 def _arguments(asked: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:

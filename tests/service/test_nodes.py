@@ -87,7 +87,10 @@ async def test_agent_that_does_not_answer_is_silent_since_it_was_asked(monkeypat
     machines, clock, told = Machines(), ManualClock(NOW), []
     watch = NodeWatch(machines, clock, told.append, Drains())
     await watch.ask()
-    assert [(one.node, not one.faults) for one in watch.now()] == [("a", True), ("b", True)]
+    assert [(one.node, not one.faults) for one in watch.now()] == [
+        ("a", True),
+        ("b", True),
+    ]
     machines.gone, machines.hung = {"a"}, {"b"}
     clock.advance(5)
     for _ in range(2):

@@ -156,17 +156,7 @@ def saved(args: argparse.Namespace) -> int:
 
 def _state_cells(state: KeptState) -> tuple[object, ...]:
     until = "" if state.expires is None else local_time(state.expires)
-    size = words.size(state.logical_bytes)
-    when = local_time(state.created)
-    new = words.size(state.stored_bytes)
+    sizes = (words.size(state.logical_bytes), words.size(state.stored_bytes))
     why = "save point" if state.save_point else state.keeping
-    return (
-        state.id,
-        state.name,
-        state.generation,
-        when,
-        size,
-        new,
-        why,
-        until,
-    )
+    named = (state.id, state.name, state.generation, local_time(state.created))
+    return (*named, *sizes, why, until)

@@ -211,11 +211,8 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         return None if LocalSession(self.place).alive() else 1
 
     async def _signal(self, sig: int) -> bool:
-        return (
-            LocalSession(self.place).signal(signal.Signals(sig))
-            if sig
-            else (LocalSession(self.place).alive())
-        )
+        session = LocalSession(self.place)
+        return session.signal(signal.Signals(sig)) if sig else session.alive()
 
     async def wait_for_death(self, timeout: float = 10) -> bool:  # noqa: ASYNC109 - upstream's
         # The kernel tells. Upstream looks, more and more seldom: up to two seconds

@@ -223,11 +223,10 @@ class SessionLifecycle:
         asker: patches.Asker | None = None,
     ) -> None:
         """Report an event; a lost report does no harm."""
-        placement = msgspec.structs.replace(self._placement(), failure=failure)
-        if asker is not None:
-            placement = msgspec.structs.replace(
-                placement, by=asker.who, culled=asker.culler
-            )
+        by, culled = ("", False) if asker is None else (asker.who, asker.culler)
+        placement = msgspec.structs.replace(
+            self._placement(), failure=failure, by=by, culled=culled
+        )
         with suppress(Unreachable):
             service = self._service()
             try:
@@ -304,10 +303,8 @@ class SessionLifecycle:
         # Only an agent's silence takes that long, and it is waited for some time.
         slow = loop.call_later(SLOW_PLAN_SECONDS, reporter.report, SLOW_PLAN)
         try:
-            former_session = self.pointer.session
-            placement = msgspec.structs.replace(
-                self._placement(), former=former_session
-            )
+            before = self.pointer.session
+            placement = msgspec.structs.replace(self._placement(), former=before)
             self._launch(account=placement.owner)
             return await self._service().plan_start(placement)
         except Unreachable as error:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from pluggy import HookimplMarker
 from traitlets.log import get_logger
 
-from jupyterhub_gpu_reclaim.hub.config import configure, report
-from jupyterhub_gpu_reclaim.hub.merging import when_all_is_read
+from jupyterhub_gpu_reclaim.hub.config import configure
+from jupyterhub_gpu_reclaim.hub.merging import service_of, when_all_is_read
+from jupyterhub_gpu_reclaim.hub.self_check import say
 from jupyterhub_gpu_reclaim.hub.tljh import settings
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def complete(c: Any, tljh_config: Mapping[str, Any] | None = None) -> None:
         c.JupyterHub.spawner_class = _SPAWNER
         _take_default_culler_out(c, config)
     configure(c, **arguments)
-    report(c, problems)
+    if (service := service_of(c)) is not None:
+        say(problems, service)  # every session is left alone
 
 
 def _take_default_culler_out(c: Any, config: Mapping[str, Any]) -> None:
