@@ -107,7 +107,7 @@ def messages() -> str:
         lines += [f"## {part.title}", "", *part.about.strip().splitlines(), ""]
         rows: list[tuple[object, ...]] = [("message", "cause", "what to do")]
         for code, (cause, action) in part.messages.items():
-            said = f'<a id="{code}"></a>{Reason(code).pattern} (`{code}`)'
+            said = f'<a id="{code}"></a>{Reason[code.upper()].pattern} (`{code}`)'
             rows.append((said, cause, action))
         lines += [*table(*rows), ""]
     about = """

@@ -21,10 +21,6 @@ class Reason(Enum):
         return self.name.lower()
 
     @classmethod
-    def _missing_(cls, value: object) -> Reason | None:
-        return cls.__members__.get(str(value).upper())
-
-    @classmethod
     def of(cls, code: str) -> Reason:
         """The member with that code; ``INTERNAL`` for a code of another release."""
         return cls.__members__.get(code.upper(), cls.INTERNAL)

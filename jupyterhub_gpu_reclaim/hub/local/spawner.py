@@ -169,20 +169,19 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         if not self.run_as_hub_user:
             home = Path(self._system_user().pw_dir)
         else:
-            home = Path(self._hub_user_home())
+            home = Path(self.homes.format(username=self.user.name))
             home.mkdir(parents=True, exist_ok=True)
         while not home.is_dir():
             home = home.parent
         return str(home)
 
-    def _hub_user_home(self) -> str:
-        return self.homes.format(username=self.user.name)
-
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
         if not self.run_as_hub_user:
             self._system_user()
             return dict(super().user_env(env))
-        env.update(USER=self.user.name, HOME=self._hub_user_home(), SHELL="/bin/bash")
+        name = self.user.name
+        home = self.homes.format(username=name)
+        env.update(USER=name, HOME=home, SHELL="/bin/bash")
         return env
 
     async def _launch(self, init: list[str], env: dict[str, str]) -> Location:
