@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub.spawner import Spawner
-from traitlets import Dict, Enum, HasTraits, Integer
+from traitlets import Dict, Enum, HasTraits, Integer, Unicode
 from traitlets.config.loader import DeferredConfigString
 
 from jupyterhub_gpu_reclaim.common.traits import Matching
@@ -125,14 +125,6 @@ class _Host(Matching):
     pattern = r"[\w.-]+|\[?[0-9a-fA-F:.]+\]?"
 
 
-class _VariableName(Matching):
-    pattern = r"[^=\0]+"
-
-
-class _VariableValue(Matching):
-    pattern = r"[^\0]*"
-
-
 class _Arguments(HasTraits):
     """The arguments of ``configure`` that are no settings of the service."""
 
@@ -141,7 +133,7 @@ class _Arguments(HasTraits):
     service_port = Integer(min=1, max=65535).tag(config=True)
     service_host = _Host(allow_none=True).tag(config=True)
     service_environment = Dict(
-        key_trait=_VariableName(), value_trait=_VariableValue(), allow_none=True
+        key_trait=Unicode(), value_trait=Unicode(), allow_none=True
     ).tag(config=True)
 
 
