@@ -139,14 +139,16 @@ class ReclaimMixin(SessionPlacement):
                 session would be suspended, and its login deleted.
         """
         try:
-            known = self.user.spawners.get(self.name, self)
-            if self.reclaim_service and known is not self:
+            if self.reclaim_service and self._is_inside():
                 what = f"{type(self).__name__} cannot be inside of another spawner."
                 raise Refused(Reason.SETTING_INVALID, what=what)
             return await self._lifecycle.start(super().start)
         except ReclaimError as error:
             self.log.warning("%s: not started: %s", self.reclaim_key, error)
             raise self._refused(error) from None
+
+    def _is_inside(self) -> bool:
+        return self.user.spawners.get(self.name, self) is not self
 
     def reclaim_refusal(self, error: Exception, seconds: float = 0.0) -> Exception:
         """Translate the error of a start that failed for any cause, for the Hub.
