@@ -14,7 +14,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
 from simulation.loop import Program, spawn
 
 if TYPE_CHECKING:
@@ -227,5 +227,5 @@ async def _serve(
 
 def _as_sent(error: ReclaimError) -> ReclaimError:
     """The error as the other side makes it of status and body."""
-    kind = codec.kind_of_status(error.status)
+    kind = codec.BY_STATUS.get(error.status, Refused)
     return codec.error_of(codec.failure_of(error), kind)
