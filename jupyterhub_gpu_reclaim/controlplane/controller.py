@@ -137,6 +137,7 @@ class Controller:
         # the spawner in the Hub's process
         self.plan_start, self.placed = planner.plan_start, planner.placed
         self.progress, self.cancelled = planner.progress, planner.cancelled
+        self.login_revoked = planner.login_revoked
         self.plan_stop, self.release = planner.plan_stop, planner.release
         self.stopped, self.forget = planner.stopped, planner.forget
 

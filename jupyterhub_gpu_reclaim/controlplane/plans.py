@@ -426,6 +426,12 @@ class Planner:
                 return tree
         return None
 
+    async def login_revoked(self, placement: Placement) -> None:
+        """Note that a running server's login was revoked: so is the key of its tabs."""
+        row = self.sessions.row(placement.key)
+        if row.incarnation == placement.incarnation:
+            self.sessions.revoke_tabs(row)
+
     async def cancelled(self, placement: Placement) -> None:
         row = self.sessions.row(placement.key)
         failure = placement.failure

@@ -96,6 +96,9 @@ class ServiceClient:
     async def stopped(self, placement: Placement) -> None:
         await self._call("stopped", placement)
 
+    async def login_revoked(self, placement: Placement) -> None:
+        await self._call("login-revoked", placement)
+
     async def forget(self, deletion: Deletion) -> None:
         await self._call("forget", deletion)
 

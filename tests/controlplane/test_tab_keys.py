@@ -81,6 +81,15 @@ async def test_revoked_login_revokes_the_key(world):
     assert not controller.users.tab_counts(KEY, session)
 
 
+async def test_login_that_is_revoked_while_the_session_runs_revokes_the_key(world):
+    controller, incarnation = await world.started()
+    session = session_of(controller)
+    await controller.login_revoked(Placement(key=KEY, incarnation="of-before"))
+    assert controller.users.tab_counts(KEY, session)
+    await controller.login_revoked(Placement(key=KEY, incarnation=incarnation))
+    assert not controller.users.tab_counts(KEY, session)
+
+
 async def test_no_key_outlives_its_session(world):
     controller, _ = await world.started()
     session = session_of(controller)

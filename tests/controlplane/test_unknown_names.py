@@ -62,6 +62,7 @@ CALLS: dict[str, Callable[[Controller, SessionKey], object]] = {
     "placed": lambda c, key: c.placed(place(key, checkpoint="c")),
     "progress": steps,
     "cancelled": lambda c, key: c.cancelled(place(key)),
+    "login revoked": lambda c, key: c.login_revoked(place(key)),
     "plan stop": lambda c, key: c.plan_stop(place(key)),
     "release": lambda c, key: c.release(place(key)),
     "stopped": lambda c, key: c.stopped(place(key)),

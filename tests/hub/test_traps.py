@@ -251,6 +251,18 @@ def test_t7_revoked_token_is_not_resurrected(hub, suspended):
     assert pointer(hub, suspended.name)["phase"] == "suspended"
 
 
+def test_revoked_login_of_a_running_server_is_told_to_the_service_once(
+    hub, service, amy
+):
+    [number] = tokens(hub, amy.name)
+    assert not service.called("login-revoked")
+    assert hub.api("DELETE", f"users/{amy.name}/tokens/a{number}").status_code == 204
+    wait_until(lambda: service.called("login-revoked"), 20, hub.log)
+    time.sleep(2.2)  # more looks of the Hub
+    assert service.called("login-revoked") == 1
+    assert hub.server(amy.name)["ready"]
+
+
 def test_t8_stopped_tree_is_kept_without_the_service_and_adopted_later(
     hub, service, amy
 ):

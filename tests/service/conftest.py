@@ -235,7 +235,7 @@ class SessionsInMemory:
     end_tree, renew_login = _noted("end_tree"), _noted("renew_login")
     opt_out, rename = _noted("opt_out"), _noted("rename")
     placed, cancelled = _told("placed"), _told("cancelled")
-    stopped = _told("stopped")
+    login_revoked, stopped = _told("login_revoked"), _told("stopped")
 
     async def forget(self, deletion: Deletion) -> None:
         self.calls.append(("forget", deletion))

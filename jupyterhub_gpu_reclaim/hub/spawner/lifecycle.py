@@ -119,6 +119,7 @@ class SessionLifecycle:
         self._last_story = self.reporter.story
         self._repair: ClientRepair | None = None
         self._telling: asyncio.Task[None] | None = None
+        self._revoked = 0  #: the login whose revocation the service was told
 
     # --- the pointer ---
 
@@ -609,6 +610,8 @@ class SessionLifecycle:
             return status
         if status is not None:
             await self._settle_death(status)
+        elif self.pointer.token_id and not self.logins.hash_of(self.pointer.token_id):
+            self._tell_revoked()
         return status
 
     async def is_formers(self) -> bool:
@@ -617,6 +620,20 @@ class SessionLifecycle:
         It is left as it is: it can be stopped, and is never saved.
         """
         return not self.pointer.begun and await self._spawner.reclaim_former()
+
+    def _tell_revoked(self) -> None:
+        number = self.pointer.token_id
+
+        async def tell() -> None:
+            try:
+                await self._service().login_revoked(self._placement())
+            except ReclaimError as error:
+                self._warn("login revoked, told later: %s", error)
+            else:
+                self._revoked = number
+
+        if self._revoked != number and (self._telling is None or self._telling.done()):
+            self._telling = asyncio.ensure_future(tell())
 
     async def _find_session(self) -> None:
         """Find what a Hub that was killed in a start has begun (T25)."""

@@ -126,6 +126,10 @@ ROUTES: tuple[type[Route], ...] = (
         "The programs were really stopped",
     ),
     _call(
+        "login-revoked",
+        "The server's login was revoked; the key of its open tabs ends with it",
+    ),
+    _call(
         "forget",
         "The server was deleted for ever: discard its checkpoints",
         body=Deletion,
