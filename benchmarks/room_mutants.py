@@ -128,11 +128,14 @@ MUTANTS = (
     ),
     Mutant(
         "checkpoint",
-        "test_what_comes_back",
-        f"{PACKAGE}/checkpoint/kinds/counters.py",
-        "timer.settime_flags = 0",
-        "pass",
-        "A timer that had expired at a given time expires once more.",
+        "test_what_comes_back test_other_user",
+        f"{PACKAGE}/checkpoint/kinds/named_files.py",
+        """\
+    if size:
+        fcntl.fcntl(both, fcntl.F_SETPIPE_SZ, size)
+""",
+        "",
+        "A FIFO with a size of its own comes back with the usual one.",
     ),
     Mutant(
         "hostile",

@@ -72,7 +72,7 @@ _DAY = (
         "Chromium by its debugging protocol; Node.js with worker, child and watch",
         "kept",
     ),
-    ("bash with jobs, traps and pipes; Perl; socat, flock; coprocesses", "kept"),
+    ("bash with jobs, traps and pipes; Perl; FIFOs, socat, flock; coprocesses", "kept"),
     ("vim, less, top, watch and gdb in terminals; tmux; stopped and lost jobs", "kept"),
     (
         "rotating logs, `tail -F`, inotifywait, watchdog, deleted and hidden files",

@@ -79,8 +79,11 @@ class Pipes:
         self.line = subprocess.Popen(
             ["sh", "-c", "while sleep 0.1; do echo x; done | tr x y | cat >/dev/null"]
         )
-        self.end, self.begin = os.pipe()
-        os.write(self.begin, b"nobody has read this")
+        self.fifo = Path.home() / "fifo"
+        self.fifo.unlink(missing_ok=True)
+        os.mkfifo(self.fifo)
+        self.end = os.open(self.fifo, os.O_RDWR)
+        os.write(self.end, b"nobody has read this")
         self.work()
 
     def look(self) -> tuple[str, int]:
@@ -91,7 +94,7 @@ class Pipes:
             held += os.read(self.cat.stdout.fileno(), self.SIZE - len(held))
         self._send(held)
         waiting = os.read(self.end, 100)
-        os.write(self.begin, waiting)
+        os.write(self.end, waiting)
         return digest(held, waiting, self.cat.pid, self.line.pid), 0
 
     def work(self) -> None:

@@ -267,17 +267,23 @@ def test_compare_other_mode_only_is_taken(hold, path):
     assert holder.compare() == []
 
 
-def test_compare_folder_must_only_be_there(hold, tmp_path):
-    folder = tmp_path / "folder"
+def test_compare_folder_and_fifo_must_only_be_there(hold, tmp_path):
+    folder, fifo = tmp_path / "folder", tmp_path / "fifo"
     folder.mkdir()
-    holder = hold(f"import os; os.chdir({str(folder)!r})")
+    os.mkfifo(fifo)
+    holder = hold(
+        f"import os; f = open({str(fifo)!r}, 'r+b', 0); os.chdir({str(folder)!r})"
+    )
     (folder / "new").touch()
     folder.chmod(0o711)
+    fifo.chmod(0o600)
     assert holder.compare() == []
     (folder / "new").unlink()
     folder.rmdir()
-    assert holder.codes() == ["file_missing"]
-    assert holder.compare()[0].message.startswith("The folder ")
+    fifo.unlink()
+    fifo.write_text("a file now")
+    assert holder.codes() == ["file_missing", "file_missing"]
+    assert any(one.message.startswith("The folder ") for one in holder.compare())
 
 
 def make_database(path: Path) -> None:
@@ -520,6 +526,22 @@ def test_removed_folder_that_was_watched_is_told_like_any_other(
     assert world("events()") == [(1, IN_DELETE_SELF), (1, IN_IGNORED), (2, IN_IGNORED)]
     (folders[0] / "new").touch()
     assert world("events()") == [(0, IN_CREATE)]
+
+
+def test_removed_fifo_is_without_a_name_and_works_on(places, engine, tmp_path):
+    fifo = tmp_path / "fifo"
+    world = places.world()
+    world(f"""
+os.mkfifo({str(fifo)!r})
+read = os.open({str(fifo)!r}, os.O_RDONLY | os.O_NONBLOCK)
+write = os.open({str(fifo)!r}, os.O_WRONLY)
+os.write(write, b"unread")
+""")
+    world = away(world, places, engine, fifo.unlink)
+    assert world("os.write(write, b' and more'); os.read(read, 99)") == (
+        b"unread and more"
+    )
+    assert list(tmp_path.glob("*fifo*")) == []
 
 
 def test_folder_of_a_socket_that_was_removed_is_made_again(places, engine, tmp_path):

@@ -234,10 +234,12 @@ lost = open("lost", "w+b")
 for file in (unnamed, lost):
     file.write(b"x"); file.flush()
 os.unlink("lost")
+os.mkfifo("fifo"); fifo = os.open("fifo", os.O_RDWR | os.O_NONBLOCK)
+fcntl.fcntl(fifo, fcntl.F_SETPIPE_SZ, 1 << 18); os.write(fifo, b"x" * (1 << 18))
 mine = ctypes.create_string_buffer(b"mine")
 memory = os.open("/proc/self/mem", os.O_RDWR | os.O_SYNC)
 """
-NAMES = {"named", "listens", "to", "by"}
+NAMES = {"named", "listens", "to", "by", "fifo"}
 
 
 def test_cycle_of_another_user_keeps_all_that_is_its_users(world, places, engine, home):
@@ -284,8 +286,8 @@ def test_cycle_of_another_user_keeps_all_that_is_its_users(world, places, engine
         assert world("to.settimeout(9); to.recvfrom(99)") == (b"waits", "by")
         assert world("""
 (os.pread(unnamed.fileno(), 9, 0), os.pread(lost.fileno(), 9, 0),
- os.pread(memory, 4, ctypes.addressof(mine)))
-""") == (b"x", b"x", b"mine")
+ len(os.read(fifo, 1 << 18)), os.pread(memory, 4, ctypes.addressof(mine)))
+""") == (b"x", b"x", 1 << 18, b"mine")
 
     check_terminal(world)
     assert world("go_on()") == ["before after"] * 2

@@ -84,6 +84,7 @@ locked = open("locked", "w"); fcntl.flock(locked, fcntl.LOCK_EX)
 server = socket.socket(socket.AF_UNIX); server.bind("named"); server.listen()
 ears, mouth = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in "12")
 ears.bind({folder!r} + "/ears"); mouth.connect({folder!r} + "/ears")
+os.mkfifo("fifo"); fifo = os.open("fifo", os.O_RDWR); os.write(fifo, b"in it")
 notes = ctypes.CDLL(None).inotify_init1(os.O_NONBLOCK)
 events = 0x2 | 0x40 | 0x80 | 0x100 | 0x200  # written, moved, made, deleted
 ctypes.CDLL(None).inotify_add_watch(notes, b".", events)
@@ -117,7 +118,11 @@ mouth.send(b"hello")
 """
     world(check)
     assert world("seen") == b""
-    assert world("accepted.recv(9), ears.recv(9)") == (b"hi", b"hello")
+    assert world("accepted.recv(9), ears.recv(9), os.read(fifo, 9)") == (
+        b"hi",
+        b"hello",
+        b"in it",
+    )
     assert world("gone.seek(0), gone.read()") == (0, "deleted")
     with (folder / "locked").open() as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -87,6 +87,7 @@ def test_nothing_changed_comes_back_whole(victim):
     world("writes.flush(); mapped[:3] = b'MAP'")
     assert world("deleted.seek(0); deleted.read()") == "what was deleted"
     assert world("os.fstat(deleted.fileno()).st_nlink") == 0
+    assert world("os.read(fifo, 100)") == b"in the fifo"
     assert world("os.getcwd()") == str(victim.home / "work")
     assert (victim.home / "docs" / "append").read_text().endswith("more")
     assert (victim.home / "docs" / "write").read_text().startswith("WRITTEN")

@@ -360,7 +360,7 @@ def test_deleted_file_is_saved_only_if_its_user_may_read_it(neighbour, secret):
 
 
 def test_fifo_that_its_user_may_only_fill_is_not_read_for_him(neighbour, secret):
-    """It is refused; one that comes between the two looks is not read by CRIU."""
+    """CRIU copies what waits in a FIFO for those alone who hold its reading end."""
     world = neighbour.world
     secret.unlink()
     os.mkfifo(secret)
@@ -369,12 +369,6 @@ def test_fifo_that_its_user_may_only_fill_is_not_read_for_him(neighbour, secret)
     try:
         os.write(both, SECRET.encode())
         world(f"held = os.open({str(secret)!r}, os.O_WRONLY)")
-        (found,) = [
-            one
-            for one in examine(world.place.init_pid, world.place.tree)
-            if one.code == Reason.HANDLE_UNSUPPORTED.value
-        ]
-        assert "secret-of-root" in found.message
         image = neighbour.engine.image()
         neighbour.engine.dump(world.place, image.sink)
     finally:

@@ -36,6 +36,9 @@ mapped = mmap.mmap(maps.fileno(), 0)
 maps.close()
 deleted = open("../gone/deleted", "w+")
 deleted.write("what was deleted"); deleted.flush(); os.unlink(deleted.name)
+os.mkfifo("../fifo")
+fifo = os.open("../fifo", os.O_RDWR)
+os.write(fifo, b"in the fifo")
 two = [open("../docs/read"), open("../docs/read")]
 two[0].seek(4)
 import ctypes

@@ -33,6 +33,7 @@ IDS_MAGIC: Final = 0x54432030
 FS_MAGIC: Final = 0x51403912
 REMAP_MAGIC: Final = 0x59133954
 GHOST_MAGIC: Final = 0x52583605
+FIFO_DATA_MAGIC: Final = 0x59333054
 LOCKS_MAGIC: Final = 0x54323616
 INVENTORY_MAGIC: Final = 0x58313116
 #: Of System V objects, by the kernel's short name for them.
@@ -44,6 +45,7 @@ TCP_STREAM_MAGIC: Final = 0x51465506
 
 #: ``fd_types`` of CRIU's fdinfo.proto.
 TYPE_REG: Final = 1
+TYPE_FIFO: Final = 3
 TYPE_INETSK: Final = 4
 TYPE_INOTIFY: Final = 8
 TYPE_TTY: Final = 11
@@ -95,18 +97,21 @@ _MESSAGES: Final = {
         sk_opts_entry opts=10; bytes name=11 name_dir=14; int32 shutdown=12;
         file_perms_entry file_perms=13; bool deleted=15
     """,
+    "fifo_entry": "uint32 id=1 pipe_id=2 regf_id=3",
     "tty_info_entry": "uint32 sid=6 pgrp=7",
     "tty_file_entry": "uint32 id=1 regf_id=6",
     "file_entry": """
         int32 type=1; uint32 id=2; reg_file_entry reg=3; inet_sk_entry isk=4;
         netlink_sk_entry nlsk=7; timerfd_entry tfd=12;
-        inotify_file_entry ify=13; unix_sk_entry usk=16; tty_file_entry tty=19
+        inotify_file_entry ify=13; unix_sk_entry usk=16; fifo_entry fifo=17;
+        tty_file_entry tty=19
     """,
     "fdinfo_entry": "uint32 id=1 flags=2 fd=4; int32 type=3",
     "fs_entry": "uint32 cwd_id=1 root_id=2",
     "remap_file_path_entry": "uint32 orig_id=1 remap_id=2; int32 remap_type=3",
     "ghost_file_entry": "uint32 uid=1 gid=2 mode=3; bool chunks=9; uint64 size=10",
     "ghost_chunk_entry": "uint64 len=1 off=2",
+    "pipe_data_entry": "uint32 pipe_id=1 bytes=2 size=3",
     "task_kobj_ids_entry": "uint32 files_id=2 ipc_ns_id=7",
     "inventory_entry": "task_kobj_ids_entry root_ids=3",
     "ipc_desc_entry": "uint32 key=1 uid=2 gid=3 cuid=4 cgid=5 mode=6 id=7",

@@ -117,14 +117,14 @@ def _build_id(descriptor: int) -> str:
 _KERNEL_FILES: Final = frozenset(
     {"proc", "sysfs", "cgroup", "cgroup2", "devtmpfs", "devpts", "debugfs", "tracefs"}
 )
-_KINDS: Final = frozenset({stat.S_IFREG, stat.S_IFDIR})
+_KINDS: Final = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFIFO})
 _SQLITE: Final = b"SQLite format 3\0"
 #: Ends of the names of what belongs to an SQLite database, open or not.
 JOURNALS: Final = (b"-journal", b"-wal")
 
 
 class FileFingerprint(Value, frozen=True, kw_only=True):
-    """One file or folder that a session had open, when it was saved."""
+    """One file, folder or fifo that a session had open, when it was saved."""
 
     path: bytes  #: as the session names it; need not be UTF-8, so base64 in JSON
     device: int
@@ -418,6 +418,8 @@ def _judge_path(one: FileFingerprint, root: int) -> Reason | None:
     try:
         with found_at(root, one.path) as name:
             return _judge(one, name, root)
+    except FileNotFoundError:
+        return None if stat.S_ISFIFO(one.mode) else Reason.FILE_MISSING
     except OSError:
         return Reason.FILE_MISSING
 
@@ -433,7 +435,7 @@ def _judge_path(one: FileFingerprint, root: int) -> Reason | None:
 # only appended to        the same, and more           file_changed
 # written                 SQLite between transactions  file_changed
 # only read               not shorter                  file_shrank
-# folder                  always, if it is there
+# folder, FIFO            always, if it is there
 def _judge(one: FileFingerprint, found: int, root: int) -> Reason | None:
     status = os.fstat(found)
     if stat.S_IFMT(status.st_mode) != stat.S_IFMT(one.mode):

@@ -11,10 +11,12 @@ program or a library, with the same contents (``Reopener._may_have``).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import functools
 import os
+import secrets
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -24,7 +26,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, overridin
 from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FOLDER
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
+from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_in_root
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 
@@ -90,6 +92,7 @@ class Reopener:
     who: Credentials
     _root: int
     _saved: Mapping[bytes, FileFingerprint]
+    _pipes: dict[int, int]
     _trial: Trial | None = None
 
     def open(self, wish: FileRequest, made: int | None = None) -> Opened:
@@ -132,6 +135,10 @@ class Reopener:
         flags = os.O_PATH | os.O_NOFOLLOW
         try:
             return open_in_root(self._root, wish.path, flags)
+        except FileNotFoundError:
+            if stat.S_ISFIFO(wish.mode):
+                return self._replace_fifo(wish)
+            raise
         except PermissionError:
             with overriding():
                 found = open_in_root(self._root, wish.path, flags)
@@ -139,6 +146,20 @@ class Reopener:
                 return found
             os.close(found)
             raise
+
+    def _replace_fifo(self, wish: FileRequest) -> int:
+        if wish.pipe in self._pipes:
+            return os.dup(self._pipes[wish.pipe])
+        if self._trial is not None:
+            return _make_fifo(self._trial.scratch)
+        for place in (wish.path.rpartition(b"/")[0], ELSEWHERE):
+            flags = os.O_PATH | os.O_DIRECTORY
+            with (
+                contextlib.suppress(OSError),
+                found_at(self._root, place, flags) as folder,
+            ):
+                return _make_fifo(folder)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def _is_written(self, wish: FileRequest, found: int) -> bool:
         if self._trial is None or wish.flags & os.O_PATH:
@@ -176,6 +197,8 @@ class Reopener:
         if wish.flags & os.O_PATH:
             is_link = stat.S_ISLNK(status.st_mode)
             return os.dup(found) if is_link else os.open(again(found), wish.flags)
+        if kind == stat.S_IFIFO:
+            return self._open_fifo(wish, found)
         if kind not in {stat.S_IFREG, stat.S_IFDIR, stat.S_IFCHR}:
             raise refused(Reason.FILE_DENIED, wish.path, "it is no file")
         with closing(self._reopen(wish, found)) as descriptor:
@@ -210,6 +233,33 @@ class Reopener:
                 raise
         return descriptor
 
+    def _open_fifo(self, wish: FileRequest, found: int) -> int:
+        """Open one end of a FIFO. Both are held until all are open, for its contents.
+
+        To open the writing end alone needs a reader, so rights are asked for first.
+        """
+        path, access = again(found), wish.flags & os.O_ACCMODE
+        if access != os.O_RDONLY and not os.access(path, os.W_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if access != os.O_WRONLY and not os.access(path, os.R_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if self._trial is not None:
+            path = self._stand_in(self._trial.scratch, wish.pipe)
+        if wish.pipe not in self._pipes:
+            with overriding():
+                both = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+            self._pipes[wish.pipe] = both
+        descriptor = os.open(path, wish.flags & ~os.O_NOFOLLOW | os.O_NONBLOCK)
+        _set_flags(descriptor, wish.flags)
+        return descriptor
+
+    def _stand_in(self, scratch: int, number: int) -> str:
+        """A FIFO of ours: a program that waits at the user's would notice its end."""
+        name = f"{again(scratch)}/fifo-{number}"
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(name, 0o666)  # nothing is masked inside of ``run_as``
+        return name
+
     def _may_have(self, wish: FileRequest, found: int) -> bool:
         """Whether it is the file that was saved, and its holder's or in its memory."""
         saved, status = self._saved.get(wish.path), os.fstat(found)
@@ -225,6 +275,15 @@ class Reopener:
 def _is_memory_device(status: os.stat_result) -> bool:
     major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
     return major == MEMORY and minor in STATELESS
+
+
+def _make_fifo(folder: int) -> int:
+    name = b".reclaim-" + secrets.token_hex(8).encode()
+    os.mkfifo(name, 0o600, dir_fd=folder)
+    try:
+        return os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
+    finally:
+        os.unlink(name, dir_fd=folder)
 
 
 def _set_flags(descriptor: int, flags: int) -> None:

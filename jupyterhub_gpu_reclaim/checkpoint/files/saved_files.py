@@ -62,6 +62,7 @@ class FileRequest(NamedTuple):
     holder: Credentials  #: with whose rights
     position: int = 0
     ghost: int = -1  #: number of the deleted file's image; -1 for what has a name
+    pipe: int = -1  #: of a FIFO: CRIU's number of what is in it
     is_contents: bool = False  #: only mapped, such that nothing but its contents counts
 
     @property
@@ -156,9 +157,10 @@ class _Reader:
             other.id = other.reg.id = way
             contents = not shared and flags == os.O_RDONLY
             self._wish(number, way, flags, is_contents=contents)
+        pipes = self._fifos()
         for number in described:
             flags = saved.entries[number].reg.flags & FLAGS
-            self._wish(number, number, flags)
+            self._wish(number, number, flags, pipe=pipes.get(number, -1))
         # Any remap would be made by its name, as root.
         self._images.replace(_REMAPS, images.join(images.REMAP_MAGIC, []))
         return saved
@@ -212,6 +214,16 @@ class _Reader:
         saved.uses.append(FileUse(pid, where, way))
         return way
 
+    def _fifos(self) -> dict[int, int]:
+        """Plain entry → CRIU's number of the pipe, of those that stand for a FIFO."""
+        pipes = {}
+        for number, entry in self._saved.entries.items():
+            if entry.HasField("fifo"):
+                plain = entry.fifo.regf_id
+                pipes[plain] = entry.fifo.pipe_id
+                self._saved.holders[plain] |= self._saved.holders[number]
+        return pipes
+
     def _described(self) -> Iterator[int]:
         """Entries of files that descriptors, or messages under way, lead to."""
         mapped = {number for number, _, _ in self._ways}
@@ -226,7 +238,13 @@ class _Reader:
                 yield number
 
     def _wish(
-        self, number: int, way: int, flags: int, *, is_contents: bool = False
+        self,
+        number: int,
+        way: int,
+        flags: int,
+        *,
+        pipe: int = -1,
+        is_contents: bool = False,
     ) -> None:
         saved = self._saved
         reg, remap = saved.entries[number].reg, self._remaps.get(number)
@@ -247,6 +265,7 @@ class _Reader:
                 holder=holder,
                 position=position,
                 ghost=ghost,
+                pipe=pipe,
                 is_contents=is_contents,
             )
         )

@@ -242,6 +242,9 @@ class Ghost:
             made = os.open(name, flags)
             os.rmdir(name)  # noqa: PTH106
             return made
+        elif kind == stat.S_IFIFO:
+            os.mkfifo(name, 0o600)
+            made = os.open(name, flags)
         else:
             raise refused(Reason.FILE_DENIED, path, "it was deleted, and is no file")
         os.unlink(name)  # noqa: PTH108

@@ -182,6 +182,7 @@ class Return:
     stood_for: dict[int, int] = field(default_factory=dict)
     identities: dict[int, FileIdentity] = field(default_factory=dict)
     deleted: dict[int, int] = field(default_factory=dict)  #: CRIU's number → descriptor
+    pipes: dict[int, int] = field(default_factory=dict)  #: likewise, both ends of FIFOs
     when_open: list[Callable[[], None]] = field(default_factory=list)
     #: Image → what is done when CRIU asks for it, and waits.
     when_asked: dict[str, Callable[[], None]] = field(default_factory=dict)

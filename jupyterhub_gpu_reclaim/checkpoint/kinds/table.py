@@ -10,9 +10,9 @@ The order counts where one kind needs what another has done:
   unsent data is sent over the others, and sockets get their options last, which could
   otherwise hinder either.
 * ``SocketStates`` reads names that ``NamedSockets`` takes out of the images.
-* ``NamedSockets``, ``DeletedFiles`` and ``NamedFiles`` make or open files, and
-  ``Watches`` watch when all of that is done: what watches a folder must not be told of
-  it.
+* ``NamedSockets``, ``DeletedFiles`` and ``NamedFiles`` make or open files, ``Fifos``
+  fill what is open then, and ``Watches`` watch when all of that is done: what watches
+  a folder must not be told of it.
 * ``UnixPeers`` orders the entries that are left to CRIU.
 * ``Locks`` need the open files.
 * ``ClosedMemory`` is the last that touches a tree before CRIU, and opens it to its user

@@ -156,7 +156,10 @@ class _Inspector:
         major = os.major(status.st_rdev)
         if kind == images.TYPE_TTY:
             return stat.S_ISCHR(status.st_mode) and major in _TERMINALS
-        if kind != images.TYPE_REG:
+        entry = self._saved.entries.get(number)
+        if kind == images.TYPE_FIFO and entry is not None:
+            number = entry.fifo.regf_id
+        elif kind != images.TYPE_REG:
             return False
         self._compare(number, status)
         flags = int(procfs.fdinfo(pid, fd).get("flags", "0"), 8)

@@ -207,11 +207,36 @@ _TYPES: Final = [
         "os.fstat(fd).st_blocks, os.fstat(fd).st_size",
     ),
     _row(
-        "FIFO",
-        "os.mkfifo('fifo'); fd = os.open('fifo', os.O_RDWR | os.O_NONBLOCK)",
-        "flags(fd)",
-        "refused",
-        "Of a shell's `<(…)` it is a pipe.",
+        "FIFO with unread data",
+        "os.mkfifo('fifo'); fd = os.open('fifo', os.O_RDWR | os.O_NONBLOCK)\n"
+        "os.write(fd, b'unread')",
+        "os.write(fd, b'') or os.read(fd, 99), os.write(fd, b'unread')",
+    ),
+    _row(
+        "FIFO enlarged with F_SETPIPE_SZ, and full",
+        "os.mkfifo('fifo'); fd = os.open('fifo', os.O_RDWR | os.O_NONBLOCK)\n"
+        "fcntl.fcntl(fd, 1031, 1 << 18); os.write(fd, b'x' * (1 << 18))",
+        "fcntl.fcntl(fd, 1032), len(os.read(fd, 1 << 18)),"
+        " os.write(fd, b'x' * (1 << 18))",
+    ),
+    _row(
+        "FIFO enlarged with F_SETPIPE_SZ, and empty",
+        "os.mkfifo('fifo'); fd = os.open('fifo', os.O_RDWR | os.O_NONBLOCK)\n"
+        "fcntl.fcntl(fd, 1031, 1 << 18)",
+        "fcntl.fcntl(fd, 1032)",
+    ),
+    _row(
+        "FIFO made smaller with F_SETPIPE_SZ",
+        "os.mkfifo('fifo'); fd = os.open('fifo', os.O_RDWR | os.O_NONBLOCK)\n"
+        "fcntl.fcntl(fd, 1031, 4096)",
+        "fcntl.fcntl(fd, 1032)",
+    ),
+    _row(
+        "deleted FIFO",
+        "os.mkfifo('fifo')\n"
+        "fd = gone(os.open('fifo', os.O_RDWR | os.O_NONBLOCK), 'fifo')\n"
+        "os.write(fd, b'unread')",
+        "os.read(fd, 99), os.write(fd, b'unread')",
     ),
     _row(
         "pipe with unread data",
@@ -229,6 +254,7 @@ _TYPES: Final = [
         "r, w = os.pipe(); fcntl.fcntl(w, 1031, 1 << 18)",
         "fcntl.fcntl(r, 1032)",
     ),
+    Kind("FIFO in packet mode (O_DIRECT)", "refused", "By the rehearsal."),
     Kind("pipe in packet mode (O_DIRECT)", "refused", "By CRIU."),
     *(
         _row(
