@@ -13,6 +13,7 @@ nothing else can.
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -882,23 +883,23 @@ class _Parts(Planner):
     def __init__(self, state: State, decide: Decide) -> None:
         self._state = state
         self._decide = decide
+        self.sessions: Any = SimpleNamespace(agent=self)
 
-    async def _ask_for_trees(self, key: SessionKey, observed: Observed) -> Observed:
+    async def trees(self, key: SessionKey) -> Any:
+        """As an agent answers."""
         del key
         trees = _observed(self._state).trees
         if trees is None:
             node = NODE in self._state.kinds
             raise Unreachable(Reason.NODE_SILENT if node else Reason.AGENT_UNREACHABLE)
-        return observed._replace(trees=trees)
+        return trees
 
-    async def _ask_for_checkpoints(
-        self, key: SessionKey, observed: Observed
-    ) -> Observed:
+    async def checkpoints(self, key: SessionKey) -> Any:
         del key
         saved = _observed(self._state).saved
         if saved is None:
             raise StoreError(Reason.STORE_ABSENT)
-        return observed._replace(saved=saved)
+        return saved
 
     def _settle(self, row: SessionRow, observed: Observed, asked: Asked) -> Any:
         asked = asked._replace(kept=_kept(self._state.row))
