@@ -216,30 +216,34 @@ def fdinfo(pid: int, fd: int) -> dict[str, str]:
 
 def mappings(pid: int) -> Iterator[Mapping]:
     """The mappings of a process that are backed by a file or by shared memory."""
-    for line in text(pid, "maps").split("\n"):
-        fields = line.split(maxsplit=5)
+    for where, mode, offset, device, inode, path in _areas(pid):
         # By its path, not by its inode: the first System V segment has number 0.
-        if len(fields) < 6 or fields[5].startswith("["):
-            continue
-        start, _, end = fields[0].partition("-")
-        yield Mapping(
-            int(start, 16),
-            int(end, 16),
-            fields[1],
-            fields[3],
-            int(fields[4]),
-            fields[5].replace("\\012", "\n"),
-            int(fields[2], 16),
-        )
+        if path[:1] not in _NO_FILE:
+            name = path.replace("\\012", "\n")
+            start, end = _ends(where)
+            yield Mapping(start, end, mode, device, int(inode), name, int(offset, 16))
 
 
 def data_areas(pid: int) -> Iterator[tuple[int, int]]:
     """Begin and end of what it may write but not execute, and no file backs."""
-    for line in text(pid, "maps").split("\n"):
-        fields = line.split(maxsplit=5)
-        if fields[1:2] == ["rw-p"] and (len(fields) < 6 or fields[5][0] == "["):
-            begin, _, end = fields[0].partition("-")
-            yield int(begin, 16), int(end, 16)
+    for where, mode, _, _, _, path in _areas(pid):
+        if mode == "rw-p" and path[:1] in _NO_FILE:
+            yield _ends(where)
+
+
+#: How the name of an area begins that no file backs.
+_NO_FILE: Final = {"", "["}
+
+
+def _areas(pid: int) -> Iterator[list[str]]:
+    """The fields of each line of /proc/<pid>/maps; its name is empty if it has none."""
+    for line in filter(None, text(pid, "maps").split("\n")):
+        yield [*line.split(maxsplit=5), ""][:6]
+
+
+def _ends(where: str) -> tuple[int, int]:
+    begin, _, end = where.partition("-")
+    return int(begin, 16), int(end, 16)
 
 
 def links(pid: int) -> Iterator[tuple[str, str]]:

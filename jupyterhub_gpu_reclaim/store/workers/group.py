@@ -128,7 +128,7 @@ class CaptureGroup:
         self._counters, self._verdicts = self._counters.copy(), self._verdicts.copy()
 
     def _begin(self) -> None:
-        with suppress(StoreError):  # the first pipe tells
+        with suppress(StoreError):  # the first order tells
             self._ready()
 
     def _ready(self) -> list[WorkerHandle]:

@@ -1,7 +1,7 @@
 """The main function of a worker process: a pack writer of a capture, or part of a copy.
 
 It runs right after the fork, in a process of its own with one thread. It waits without
-a limit for pipes and tokens, because it is killed when it is no longer needed.
+a limit for orders and tickets, because it is killed when it is no longer needed.
 """
 
 from __future__ import annotations
