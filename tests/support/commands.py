@@ -44,7 +44,8 @@ class Command:
         return code, json.loads(out)
 
     def names(self, action: str) -> list[SessionKey]:
-        return [c[1] for c in self.service.control.calls if c[0] == action]
+        """Sorted: a command asks for several sessions at once."""
+        return sorted(c[1] for c in self.service.control.calls if c[0] == action)
 
 
 class Typed:
