@@ -118,7 +118,8 @@ class Repository(CheckpointBuilder):
                 writing = set(self._active)
             again = not self._catalogue.exists(checkpoint)
             freed = self._garbage.remove(checkpoint)
-            if again:
+            if again or (self._kept_for_nothing and not writing):
+                self._kept_for_nothing = False
                 # One that was cut off: which earlier generations only it has kept
                 # alive stood in its manifest, which is gone.
                 freed += self._garbage.sweep(writing).freed_bytes

@@ -211,6 +211,30 @@ def test_packs_that_a_dead_writer_references_go_after_a_day(store, backend, cloc
     assert backend.objects == {}
 
 
+def test_packs_kept_for_a_capture_that_is_called_off_go_with_it(store, backend):
+    save(store, 1)
+    writer = store.begin(id="c2", key=SessionKey("ada"), incarnation="i", generation=2)
+    store.delete("c1")
+    writer.abort()
+    assert backend.objects == {}
+
+
+def test_packs_kept_for_a_capture_that_did_not_need_them_go_with_the_next_delete(
+    backend, clock
+):
+    class DeletesBehindTheIntent(Around):
+        def publish(self, name, data):
+            self.inner.publish(name, data)
+            if name == "writing/c2":
+                store.delete("c1")
+
+    store = Repository(DeletesBehindTheIntent(backend), clock=clock, keys=KEYS)
+    save(store, 1)
+    assert save(store, 2).deduplicated_bytes == 0
+    store.delete("c2")
+    assert backend.objects == {}
+
+
 def test_writer_whose_packs_were_taken_does_not_commit(store, backend, clock):
     save(store, 1)
     other = Repository(backend, clock=clock, keys=KEYS)

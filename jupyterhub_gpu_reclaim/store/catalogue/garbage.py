@@ -13,7 +13,7 @@ from jupyterhub_gpu_reclaim.store.catalogue.marks import latest
 from jupyterhub_gpu_reclaim.store.format import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
@@ -52,15 +52,17 @@ class Garbage:
 
     def _remove(self, checkpoint: str) -> int:
         backend = self._backend
-        never, earlier = False, []
+        earlier: Iterable[str] = ()
+        intent: locks.WriteIntent | None = None
         if self._catalogue.exists(checkpoint):
-            body = self._catalogue.cached_or_none(checkpoint)
-            earlier = [origin.id for origin in body.origins[1:]] if body else []
+            if body := self._catalogue.cached_or_none(checkpoint):
+                earlier = [origin.id for origin in body.origins[1:]]
             # The intent goes first: where it stands alone, nothing was ever committed.
             backend.delete(layout.intent(checkpoint))
             backend.delete(layout.manifest(checkpoint))
-        else:
-            never = locks.read_intent(backend, checkpoint) is not None
+        elif intent := locks.read_intent(backend, checkpoint):
+            earlier = intent.references
+        never = intent is not None
         aside = [
             e for e in backend.list(layout.ASIDE) if layout.id_of(e.name) == checkpoint
         ]
@@ -68,6 +70,7 @@ class Garbage:
         marks = backend.list(layout.mark_prefix(checkpoint))
         remains = aside + packs + marks
         done = self._clear(checkpoint, remains, never=never, except_writing=checkpoint)
+        backend.delete(layout.intent(checkpoint))
         for owner in earlier:
             # That only it has kept alive.
             if not self._catalogue.exists(owner):
@@ -75,7 +78,6 @@ class Garbage:
                 done += self._clear(
                     owner, packs, never=False, except_writing=checkpoint
                 )
-        backend.delete(layout.intent(checkpoint))
         return sum(entry.length for entry in done)
 
     def sweep(self, writing: AbstractSet[str]) -> SweepResult:

@@ -73,6 +73,8 @@ class CheckpointBuilder:
         #: Checkpoints that this process is writing; the lock is held for moments only.
         self._active: set[str] = set()
         self._turn = threading.Lock()
+        #: Whether packs were kept for an intent that did not need them in the end.
+        self._kept_for_nothing = False
         #: Held while something is removed or wrapped again, however long that takes;
         #: never while a checkpoint begins, whose intent is enough.
         self._removing = threading.Lock()
@@ -189,7 +191,10 @@ class CheckpointBuilder:
         intent = locks.WriteIntent(info.id, begun, references)
         self._backend.publish(layout.intent(info.id), msgspec.json.encode(intent))
         # Only now it is certain that its packs stay, if it still exists.
-        if last is None or not self._catalogue.exists(last.info.id):
+        if last is None:
+            return None
+        if not self._catalogue.exists(last.info.id):
+            self._kept_for_nothing = True
             return None
         try:
             return BaseCheckpoint(last, self._catalogue.index(last))
