@@ -23,11 +23,11 @@ from websockets.sync.client import ClientConnection, connect
 from demo.stack import free_port
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.node.sessions.samples import find_kernels
-from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 from tests.support import chromium
 from tests.support.agent import Jupyter, Place, wait_for
 from tests.support.nvml import Recorded, measured, process
+from tests.support.served import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -248,7 +248,7 @@ class Stage:
             root_pid=tree.server.pid,
             pids=[one.pid for one in tree.processes],
             kernels=[kernel.pid for kernel in find_kernels(tree)],
-            address=ServerAddress(server.port, server.PREFIX, server.TOKEN),
+            address=here(server.port, server.PREFIX, server.TOKEN),
         )
 
 

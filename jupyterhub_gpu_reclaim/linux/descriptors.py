@@ -31,7 +31,6 @@ _SIOCUNIXFILE: Final = 0x89E0  # <linux/un.h>
 #: ``struct epoll_event``: events, number.
 _EPOLL_EVENT: Final = struct.Struct("=IQ")
 _EPOLL_ADD: Final = 1
-_EVENTS: Final = select.EPOLLIN | select.EPOLLET
 
 
 @contextlib.contextmanager
@@ -125,39 +124,19 @@ def borrow_from(pid: int, descriptor: int) -> Iterator[socket.socket]:
         yield end
 
 
-class EdgeSet:
-    """Open files watched for new input, by numbers of the caller's choice.
+def watch_edges(epoll: select.epoll, descriptor: int, number: int) -> None:
+    """Watch the open file behind a copy for new input, by a number below 2**31.
 
-    A copy of a descriptor is added and may be closed at once: epoll(7) watches the open
-    file behind it, for as long as any process has that open. So a program that ends
-    really closes its sockets, and the next one finds its ports free. Edge-triggered:
-    input is reported once when it comes, and again when more comes.
+    The copy may be closed at once: epoll(7) watches the file for as long as any process
+    has it open. So a program that ends really closes its sockets, and the next one
+    finds its ports free. Edge-triggered: input is reported once when it comes, and
+    again when more comes. Idempotent.
+
+    Raises:
+        OSError: it cannot be watched (a file on a disk).
     """
-
-    def __init__(self) -> None:
-        self._epoll = select.epoll()
-
-    def fileno(self) -> int:
-        """Readable while :meth:`take` would return something."""
-        return self._epoll.fileno()
-
-    def add(self, descriptor: int, number: int) -> None:
-        """Watch the open file behind a descriptor of ours, by a number below 2**31.
-
-        Idempotent. It may be closed afterwards, if another process has it open.
-
-        Raises:
-            OSError: it cannot be watched (a file on a disk).
-        """
-        # select.epoll tells of each by its descriptor, which will be another's.
-        event = _EPOLL_EVENT.pack(_EVENTS, number)
-        added = libc.epoll_ctl(self.fileno(), _EPOLL_ADD, descriptor, event)
-        with contextlib.suppress(FileExistsError):
-            checked(added, "epoll_ctl")
-
-    def take(self, most: int) -> list[int]:
-        """The numbers of those with new input, at most so many; never waits."""
-        return [number for number, _ in self._epoll.poll(0, most)]
-
-    def close(self) -> None:
-        self._epoll.close()
+    # select.epoll itself tells of each by its descriptor, which will be another's.
+    event = _EPOLL_EVENT.pack(select.EPOLLIN | select.EPOLLET, number)
+    added = libc.epoll_ctl(epoll.fileno(), _EPOLL_ADD, descriptor, event)
+    with contextlib.suppress(FileExistsError):
+        checked(added, "epoll_ctl")

@@ -7,13 +7,13 @@ namespace in which it was made; so only its making needs a visit.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
 from pathlib import Path
 
 from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.threads import in_namespace
 
 _CLONE_NEWNET = 0x40000000
@@ -30,34 +30,27 @@ def make_socket(
     Raises:
         OSError: there is no such process, or its namespace may not be entered.
     """
-    with contextlib.ExitStack() as stack:
-        path = Path(f"/proc/{pid}/ns/net")
-        namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        stack.callback(os.close, namespace)
+    path = f"/proc/{pid}/ns/net"
+    with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as namespace:
         if start is not None and processes.start_time(pid) != start:
-            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), str(path))
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), path)
         here = Path("/proc/thread-self/ns/net").stat()
-        there = os.fstat(namespace)
-        if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+        if os.path.samestat(here, os.fstat(namespace)):
             return socket.socket(family, kind, protocol)
         return in_namespace(
             namespace, _CLONE_NEWNET, lambda: socket.socket(family, kind, protocol)
         )
 
 
-def connect(
-    pid: int, port: int, *, start: int | None = None, seconds: float
-) -> socket.socket:
-    """A TCP connection to a port on the loopback address of that namespace; 0: of ours.
+def connect(pid: int, port: int, *, start: int, seconds: float) -> socket.socket:
+    """A TCP connection to a port on the loopback address of that namespace.
 
     The seconds are its time limit afterwards, too.
 
     Raises:
         OSError: there is no listener, or as :func:`make_socket`.
     """
-    made = make_socket(
-        pid or os.getpid(), socket.AF_INET, socket.SOCK_STREAM, start=start
-    )
+    made = make_socket(pid, socket.AF_INET, socket.SOCK_STREAM, start=start)
     try:
         made.settimeout(seconds)
         made.connect(("127.0.0.1", port))

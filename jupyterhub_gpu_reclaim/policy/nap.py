@@ -91,12 +91,8 @@ class NapPolicy(Configurable):
         if limit == 0:
             return [deny(Reason.NAP_OFF, rule=rule)]
         against = self._reasons_against(snapshot, now, limit, rule)
-        if against:
-            return against
-        idle = duration(idle_for(snapshot, now))
-        return [
-            allow(Reason.NAP_IDLE, now, idle=idle, nap_after=duration(limit) + rule)
-        ]
+        idle, limits = duration(idle_for(snapshot, now)), duration(limit) + rule
+        return against or [allow(Reason.NAP_IDLE, now, idle=idle, nap_after=limits)]
 
     def _reasons_against(
         self, snapshot: SessionSnapshot, now: float, limit: float, rule: str = ""
@@ -116,17 +112,12 @@ class NapPolicy(Configurable):
         """As a call, where another session on its card wakes."""
         denials = self._guards.denials(snapshot, now)
         denials += self._guards.made_room(snapshot, now)
-        answers = self._reasons_for_room(snapshot, now)
-        return denials + [each for each in answers if not each.reclaim] or answers
-
-    def _reasons_for_room(
-        self, snapshot: SessionSnapshot, now: float
-    ) -> list[Decision]:
         if self.after(snapshot.terms) == 0:
-            return [deny(Reason.NAP_OFF, rule=snapshot.terms.rule("nap_after"))]
-        if self.room_after == 0:
-            return [deny(Reason.NAP_ROOM_OFF)]
-        against = self._reasons_against(snapshot, now, self.room_after)
-        if against:
-            return against
-        return [allow(Reason.NAP_ROOM, now, idle=duration(idle_for(snapshot, now)))]
+            rule = snapshot.terms.rule("nap_after")
+            denials.append(deny(Reason.NAP_OFF, rule=rule))
+        elif self.room_after == 0:
+            denials.append(deny(Reason.NAP_ROOM_OFF))
+        else:
+            denials += self._reasons_against(snapshot, now, self.room_after)
+        idle = duration(idle_for(snapshot, now))
+        return denials or [allow(Reason.NAP_ROOM, now, idle=idle)]

@@ -61,10 +61,8 @@ class PressurePolicy(Configurable):
         against = self._idle.against(snapshot, now, limit)
         against += self._idle.connected(snapshot, now)
         against += self._idle.jobs_due(snapshot, now)
-        if against:
-            return against
-        idle = duration(idle_for(snapshot, now))
-        return [allow(Reason.PRESSURE, now, idle=idle, count=snapshot.wanted)]
+        idle, count = duration(idle_for(snapshot, now)), snapshot.wanted
+        return against or [allow(Reason.PRESSURE, now, idle=idle, count=count)]
 
 
 def choose_to_go(

@@ -124,18 +124,13 @@ class Version(Value, frozen=True, kw_only=True):
 class ServerAddress:
     """Address of a session's server, and the token that lets us in."""
 
-    # ``pid`` and ``start`` name a process (its init) in the server's network namespace;
-    # with pid 0 it is our own.
+    # ``pid`` and ``start`` name a process (its init) in the server's network namespace.
 
     port: int
     prefix: str
     token: str
-    pid: int = 0
-    start: int = 0
-
-    @property
-    def host(self) -> str:
-        return f"{self.pid}-{self.start}{_SESSION}" if self.pid else LOOPBACK
+    pid: int
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,25 +140,19 @@ class TaggedAnswer:
 
 
 class _Connector(TCPClient):
-    """Connects to servers in network namespaces: :attr:`ServerAddress.host`."""
+    """Connects to servers in network namespaces, which a host's name tells."""
 
     async def connect(  # type: ignore[override]
         self, host: str, port: int, **options: Any
     ) -> IOStream:
-        # Times are seconds or a ``timedelta``.
-        if not host.endswith(_SESSION):
-            return await super().connect(host, port, **options)
         pid, start = map(int, host.removesuffix(_SESSION).split("-"))
         made = await asyncio.to_thread(
             netns.make_socket, pid, socket.AF_INET, socket.SOCK_STREAM, start=start
         )
-        stream = IOStream(made, max_buffer_size=options.get("max_buffer_size"))
-        seconds = options.get("timeout")
+        stream = IOStream(made, max_buffer_size=options["max_buffer_size"])
+        limit = timedelta(seconds=options["timeout"])
         try:
-            connecting = stream.connect((LOOPBACK, port))
-            if seconds is not None:
-                connecting = with_timeout(timedelta(seconds=seconds), connecting)
-            return await connecting
+            return await with_timeout(limit, stream.connect((LOOPBACK, port)))
         except BaseException:
             stream.close()
             raise
@@ -203,9 +192,8 @@ async def ask(
         Unreachable: no answer, or a failure of the server.
     """
     query += "&no_track_activity=1"
-    if path.startswith("api/contents/"):
-        query = "content=0&" + query
-    url = f"http://{address.host}:{address.port}{address.prefix}{quote(path)}?{query}"
+    host = f"{address.pid}-{address.start}{_SESSION}:{address.port}"
+    url = f"http://{host}{address.prefix}{quote(path)}?{query}"
     before = known.get(path) if known is not None else None
     headers = {
         "Authorization": f"token {address.token}",

@@ -150,7 +150,9 @@ class _Server:
 
     async def _last_saved(self, path: str) -> float | None:
         try:
-            contents = await self._get(f"api/contents/{path}", jupyter_api.Contents)
+            contents = await self._get(
+                f"api/contents/{path}", jupyter_api.Contents, "content=0"
+            )
         except ReclaimError:
             return None
         return jupyter_api.timestamp(contents.last_modified)

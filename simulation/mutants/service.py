@@ -273,11 +273,12 @@ ASKED_AGAIN: tuple[Patch, ...] = ((Guards, "made_room", _never_asked),)
 
 
 def _whoever(self: NapPolicy, snapshot: SessionSnapshot, now: float) -> list[Any]:
-    del self, snapshot
-    return [allow(Reason.NAP_ROOM, now, idle="0 s")]
+    denials = self._guards.denials(snapshot, now)
+    denials += self._guards.made_room(snapshot, now)
+    return denials or [allow(Reason.NAP_ROOM, now, idle="0 s")]
 
 
-ASKED_AT_WORK: tuple[Patch, ...] = ((NapPolicy, "_reasons_for_room", _whoever),)
+ASKED_AT_WORK: tuple[Patch, ...] = ((NapPolicy, "for_room", _whoever),)
 
 
 def _by_its_name(sessions: Sessions, placement: Placement) -> SessionRow:

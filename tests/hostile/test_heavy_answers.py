@@ -14,10 +14,9 @@ from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.http.client import Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.models import Sample
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
-from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 from tests.support.nvml import NoCards
-from tests.support.served import sampled_here, served
+from tests.support.served import here, sampled_here, served
 
 KERNEL = {"id": "k", "last_activity": "2026-01-01T00:00:00Z"}
 FINE = {
@@ -98,7 +97,7 @@ async def test_reason_of_what_is_missing_is_short():
         with pytest.raises(Unreachable) as refused:
             await jupyter_api.ask(
                 jupyter_api.make_client(),
-                ServerAddress(port, "/", "secret"),
+                here(port),
                 "api/contents/" + path,
                 jupyter_api.Contents,
                 seconds=5.0,

@@ -24,10 +24,10 @@ from jupyterhub_gpu_reclaim.linux.sock_diag import (
     address_of,
 )
 from jupyterhub_gpu_reclaim.sampling.connections import Connections
-from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 from tests.support.nvml import NoCards
+from tests.support.served import here
 
 PAIRS = 10_000
 #: Opens connections to itself, in as many programs as the limit of open files asks for.
@@ -69,7 +69,7 @@ def crowd() -> Iterator[list[int]]:
 
 def session(name: str, pids: Sequence[int] = (), port: int = 1) -> SampleTarget:
     pids = pids or [os.getpid()]
-    address = ServerAddress(port, "/", "secret")
+    address = here(port)
     return SampleTarget(name, SessionKey(name), pids[0], pids[0], pids, address)
 
 

@@ -17,8 +17,8 @@ from jupyterhub_gpu_reclaim.node.requirements import (
     rights_of,
     this_machine,
 )
-from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from tests.support.agent import goes_on
+from tests.support.served import here
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def listener():
 def wake(listener):
     """A wake-up for a server and a kernel that both never answer."""
     port = listener.getsockname()[1]
-    with WakeUp(ServerAddress(port, "/", "token")) as made:
+    with WakeUp(here(port)) as made:
         made.queue({"k": ConnectionFile(shell_port=port)}, [])
         yield made
 
@@ -64,7 +64,7 @@ def test_server_whose_kernel_never_answers_is_held_for_a_moment_only(
 
 def test_server_without_kernels_is_not_held(counter, listener, saved, monkeypatch):
     monkeypatch.setattr(ptrace, "standing", None)
-    with WakeUp(ServerAddress(listener.getsockname()[1], "/", "token")) as wake:
+    with WakeUp(here(listener.getsockname()[1])) as wake:
         wake.queue({}, [])
         wake_up.thaw_server_last(wake, *saved)
     assert goes_on(counter)

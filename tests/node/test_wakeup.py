@@ -7,8 +7,8 @@ import time
 import pytest
 
 from jupyterhub_gpu_reclaim.node.jupyter.wake_up import WakeUp
-from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from tests.support.agent import wait_for
+from tests.support.served import here
 
 #: Longer than what a busy machine takes for a capture and a restore, in which it stands
 #: for longer than from one look of the culler to the next: one is due at the return.
@@ -80,7 +80,7 @@ def test_restore_does_not_wait_for_a_kernel_that_computes(agent, jupyter, places
 
 def test_queue_of_a_server_that_names_thousands_of_terminals_stays_small():
     with socket.create_server(("127.0.0.1", 0), backlog=4096) as stopped:
-        address = ServerAddress(stopped.getsockname()[1], "/", "token")
+        address = here(stopped.getsockname()[1])
         with WakeUp(address) as wake:
             wake.queue({}, (str(number) for number in range(3000)))
             stopped.setblocking(False)

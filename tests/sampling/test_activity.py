@@ -28,7 +28,6 @@ from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
 from jupyterhub_gpu_reclaim.node.sessions.samples import find_kernels
 from jupyterhub_gpu_reclaim.sampling.connections import Connections
-from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 from tests.support import bridge
@@ -36,7 +35,7 @@ from tests.support.agent import Jupyter, Place, free_port, wait_for
 from tests.support.long_stories import but
 from tests.support.nvml import NoCards
 from tests.support.other_machine import ADDRESS, OUR_ADDRESS, PORT, other_machine
-from tests.support.served import sampled_here, served
+from tests.support.served import here, sampled_here, served
 
 EXTENSION = "jupyterhub_gpu_reclaim.lab.server_extension"
 PROXY = "jupyter_server_proxy"
@@ -104,7 +103,7 @@ def watched(server, port: int | None = None, **changes) -> SampleTarget:
         "init_pid": tree.init.pid,
         "root_pid": tree.server.pid,
         "pids": [process.pid for process in tree.processes],
-        "address": ServerAddress(port or server.port, server.PREFIX, server.TOKEN),
+        "address": here(port or server.port, server.PREFIX, server.TOKEN),
         "kernels": [kernel.pid for kernel in find_kernels(tree)],
     }
     return SampleTarget(**values | changes)
@@ -334,7 +333,7 @@ def test_sample_of_a_session_that_has_ended_is_unknown(places):
         tree.init.pid,
         tree.server.pid,
         [process.pid for process in tree.processes],
-        ServerAddress(free_port(), "/", "secret"),
+        here(free_port()),
     )
     place.kill()
     until = time.monotonic() + 20

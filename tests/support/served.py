@@ -12,6 +12,7 @@ from tornado.web import Application
 
 from jupyterhub_gpu_reclaim.common.http import unix_sockets
 from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.linux.processes import start_time
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 
@@ -41,8 +42,13 @@ async def served_at(path: Path, application: Application) -> AsyncGenerator[str]
         await server.close_all_connections()
 
 
+def here(port: int, prefix: str = "/", token: str = "secret") -> ServerAddress:
+    """The address of a server in the network of this process."""
+    me = os.getpid()
+    return ServerAddress(port, prefix, token, me, start_time(me))
+
+
 def sampled_here(port: int, name: str = "ann") -> SampleTarget:
     """A session of this process, whose server is there."""
     me = os.getpid()
-    address = ServerAddress(port, "/", "secret")
-    return SampleTarget(name, SessionKey(name), me, me, [me], address)
+    return SampleTarget(name, SessionKey(name), me, me, [me], here(port))

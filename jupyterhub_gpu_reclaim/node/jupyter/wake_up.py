@@ -170,9 +170,7 @@ class WakeUp(contextlib.ExitStack):
             return None
         try:
             where = self._address
-            one = netns.connect(
-                where.pid, port, start=where.start or None, seconds=patience
-            )
+            one = netns.connect(where.pid, port, start=where.start, seconds=patience)
         except OSError as error:
             _log.info("- cannot wake the program on port %d: %s", port, error)
             return None

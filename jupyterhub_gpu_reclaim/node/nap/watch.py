@@ -1,6 +1,6 @@
 """Waits until something wakes the stopped programs of one session.
 
-The kernel reports input as it comes (``descriptors.EdgeSet``): the agent holds no
+The kernel reports input as it comes (``descriptors.watch_edges``): the agent holds no
 connection of the session, and does not poll. A session that is flooded is looked at
 more and more seldom, at last five times a second.
 
@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import select
 import signal
 import time
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import processes, procfs
-from jupyterhub_gpu_reclaim.linux.descriptors import EdgeSet
+from jupyterhub_gpu_reclaim.linux.descriptors import watch_edges
 from jupyterhub_gpu_reclaim.node.nap import messages
 from jupyterhub_gpu_reclaim.node.nap.inputs import (
     PEEK_BYTES,
@@ -72,7 +73,7 @@ class Watch:
         self._programs = list(programs)
         self._standing = standing
         self._inputs: list[Input] = []
-        self._edges = EdgeSet()
+        self._epoll = select.epoll()
         self._read: dict[Input, int] = {}
         #: Pending when it began, and blocked: its program has not wanted it so far.
         self._blocked = {
@@ -92,10 +93,10 @@ class Watch:
         for number, one in enumerate(self._inputs):
             with one.opened() as copy:
                 if copy is not None:
-                    self._edges.add(copy, number)
+                    watch_edges(self._epoll, copy, number)
 
     def close(self) -> None:
-        self._edges.close()
+        self._epoll.close()
 
     async def wait(self) -> str:
         """Wait for something that wakes it, and return it in a few words for the log.
@@ -114,7 +115,7 @@ class Watch:
             if not await self._told(next_look - now):
                 pause = _FIRST_PAUSE
                 continue
-            some = [self._inputs[number] for number in self._edges.take(_AT_ONCE)]
+            some = [self._inputs[number] for number, _ in self._epoll.poll(0, _AT_ONCE)]
             async with asyncio.timeout(_JUDGE_SECONDS):
                 if found := await asyncio.to_thread(
                     lambda some: next(filter(None, map(self._judge, some)), ""), some
@@ -126,7 +127,7 @@ class Watch:
     async def _told(self, seconds: float) -> bool:
         loop = asyncio.get_running_loop()
         came = asyncio.Event()
-        descriptor = self._edges.fileno()
+        descriptor = self._epoll.fileno()
         loop.add_reader(descriptor, came.set)
         try:
             async with asyncio.timeout(seconds):
