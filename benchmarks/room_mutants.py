@@ -173,8 +173,8 @@ MUTANTS = (
         "simulation",
         "test_mutants test_seeds",
         f"{PACKAGE}/node/workflows/rescue.py",
-        "room_seconds=0.0,",
-        "room_seconds=60.0,",
+        "room=0.0",
+        "room=60.0",
         "A rescue waits for room on a card, and no agent can start meanwhile.",
     ),
     Mutant(

@@ -84,6 +84,7 @@ LIMITS = TimeLimits(
     end=10.0,
     criu=10.0,
     gpu_lock=5.0,
+    room=10.0,
 )
 SETTINGS = Settings(
     sample_interval=25.0,
@@ -153,7 +154,7 @@ class TermOnDisk(KnownTerm):
     def __init__(self, machine: Machine, program: Program) -> None:
         self._machine = machine
         self._program = program
-        super().__init__()
+        super().__init__(Path("/nonexistent"))
 
     def _read(self) -> Term | None:
         return codec.decode(self._machine.term, Term) if self._machine.term else None
@@ -338,9 +339,7 @@ def agent_node(
     accelerator = Accelerator(
         Driver(cards),  # type: ignore[arg-type]
         cards,  # type: ignore[arg-type]
-        lock_seconds=5.0,
-        seconds=60.0,
-        room_seconds=10.0,
+        LIMITS,
         visible=lambda _: None,
     )
     criu: Any = CheckedCriu()

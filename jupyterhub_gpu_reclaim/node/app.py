@@ -132,7 +132,7 @@ class AgentApp(AgentSettings):
                 placements, node.tools.records, node.operations, node.wake_up
             )
             wakers.begin()
-            server = listen(self, node, node.term)
+            server = listen(self, node)
             _log.info("- listening on %s, version %s", self.listen, __version__)
             status = 0
             try:
@@ -167,13 +167,7 @@ class AgentApp(AgentSettings):
         self, kind: type[Accelerator] = Accelerator, nvml: Nvml | None = None
     ) -> Accelerator:
         """The GPUs of this machine; the demo has simulated ones."""
-        limits = self.limits()
-        return kind(
-            Driver(),
-            nvml or Nvml(),
-            lock_seconds=limits.gpu_lock,
-            seconds=limits.dump,
-        )
+        return kind(Driver(), nvml or Nvml(), self.limits())
 
     def _node(
         self,

@@ -208,8 +208,7 @@ def refuse_user_namespace(init: Process) -> Iterator[Finding]:
     """Refuse a restore under an init that is root in its own user namespace only."""
     # CRIU would make processes there that are root outside of it.
     if procfs.link(init.pid, "ns/user") != procfs.link(os.getpid(), "ns/user"):
-        pid, name = init.ns_pid, init.name
-        yield finding(Reason.FOREIGN_NAMESPACE, pid=pid, name=name, kind="user")
+        yield finding(Reason.FOREIGN_NAMESPACE, kind="user", **init.facts)
 
 
 def compare_rights(there: Rights, here: Rights) -> Iterator[Finding]:

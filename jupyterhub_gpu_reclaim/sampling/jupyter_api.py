@@ -152,10 +152,11 @@ class _Connector(TCPClient):
         stream = IOStream(made, max_buffer_size=options["max_buffer_size"])
         limit = timedelta(seconds=options["timeout"])
         try:
-            return await with_timeout(limit, stream.connect((LOOPBACK, port)))
+            await with_timeout(limit, stream.connect((LOOPBACK, port)))
         except BaseException:
             stream.close()
             raise
+        return stream
 
 
 class _Client(SimpleAsyncHTTPClient):

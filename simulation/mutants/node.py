@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
@@ -28,6 +29,7 @@ from simulation.mutants.patch import Patch, nothing
 from simulation.plan import Event
 
 if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
     from jupyterhub_gpu_reclaim.node.session import Session
 
 _undo_capture = Releases.undo_capture
@@ -110,9 +112,8 @@ FAILED_NAP: tuple[Patch, ...] = ((Nap, "_roll_back", _not_back),)
 ROOM_TWICE: tuple[Patch, ...] = ((CardRoom, "promise", nothing),)
 
 
-def _patient(*cards: Any, room_seconds: float, **more: Any) -> Accelerator:
-    del room_seconds
-    return Accelerator(*cards, **more)
+def _patient(driver: Any, nvml: Any, limits: TimeLimits) -> Accelerator:
+    return Accelerator(driver, nvml, replace(limits, room=60.0))
 
 
 LOCKED_OUT: tuple[Patch, ...] = ((rescue, "Accelerator", _patient),)

@@ -147,9 +147,7 @@ def recovery(folder):
             work=None,
             memory=HostMemory(),
             ports=HeldPorts(folder / "ports"),
-            accelerator=Accelerator(
-                gpu.AbsentDriver(), Nvml(), lock_seconds=1, seconds=1
-            ),
+            accelerator=Accelerator(gpu.AbsentDriver(), Nvml(), TimeLimits()),
             clock=clock,
             limits=TimeLimits(criu=4.0),
         ),

@@ -24,7 +24,9 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import host, processes, ptrace
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import requirements as gpu_world
+from jupyterhub_gpu_reclaim.node.operations import gpu as operations_gpu
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
+from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
 from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
 from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse
 from tests.support import gpu
@@ -130,7 +132,7 @@ def make(
         processes=use,
     )
     return Accelerator(
-        driver, Cards(card), lock_seconds=1, seconds=1, room_seconds=0.05, **more
+        driver, Cards(card), TimeLimits(gpu_lock=1, dump=1, room=0.05), **more
     )
 
 
@@ -165,7 +167,7 @@ def test_a_card_that_does_not_tell_who_uses_it_refuses(sleeper, known):
 
 def told(card: CardUse) -> Accelerator:
     driver = gpu.WellDriver()
-    return Accelerator(driver, Cards(card), lock_seconds=1, seconds=1)
+    return Accelerator(driver, Cards(card), TimeLimits())
 
 
 def test_a_user_with_nothing_on_a_card_is_told_by_its_memory_or_by_its_thread():
@@ -189,7 +191,7 @@ def test_a_user_with_nothing_on_a_card_is_told_by_its_memory_or_by_its_thread():
 
     pids = (shown.pid, computing.pid)
     for driver in (Telling(*pids), Silent(*pids)):
-        accelerator = Accelerator(driver, Cards(), lock_seconds=1, seconds=1)
+        accelerator = Accelerator(driver, Cards(), TimeLimits())
         assert accelerator.without_memory(survey) == [shown]
 
 
@@ -226,9 +228,7 @@ def test_fill_that_waits_for_room_is_called_off(sleeper):
     survey = Survey(users=(process,))
     described = make(driver, pid=process.pid).describe(survey)
     card = CardUse(uuid=gpu.CARD.uuid, name=gpu.CARD.name, free=99)
-    crowded = Accelerator(
-        driver, Cards(card), lock_seconds=1, seconds=1, room_seconds=1000
-    )
+    crowded = Accelerator(driver, Cards(card), TimeLimits(room=1000))
     cancel = Cancel()
     cancel.set()
     with pytest.raises(ReclaimError) as caught:
@@ -259,9 +259,7 @@ def test_two_that_are_filled_at_once_never_count_on_the_same_memory():
         driver = SlowDriver(*pids)
         driver.states = dict.fromkeys(pids, CudaState.CHECKPOINTED)
         card = CardUse(uuid=gpu.CARD.uuid, name=gpu.CARD.name, free=150, processes=[])
-        accelerator = Accelerator(
-            driver, Cards(card), lock_seconds=1, seconds=60, room_seconds=60
-        )
+        accelerator = Accelerator(driver, Cards(card), TimeLimits(dump=60))
 
         def fill(process) -> None:
             there = Gpus(
@@ -290,19 +288,19 @@ def test_two_that_are_filled_at_once_never_count_on_the_same_memory():
 
 
 def test_cards_that_somebody_else_looks_at_are_waited_for_never_taken_for_empty(
-    sleeper,
+    sleeper, monkeypatch
 ):
     (process,) = sleeper.processes
     survey = Survey(users=(process,))
     use = [ProcessUse(pid=process.pid, memory=100)]
     card = CardUse(uuid=gpu.CARD.uuid, free=9, processes=use)
-    options = {"lock_seconds": 1, "seconds": 1, "look_seconds": 0.1}
+    monkeypatch.setattr(operations_gpu, "_LOOK_SECONDS", 0.1)
     driver = gpu.WellDriver(process.pid)
 
-    soon = Accelerator(driver, BusyCards(card, times=3), **options)
+    soon = Accelerator(driver, BusyCards(card, times=3), TimeLimits())
     assert soon.describe(survey).bytes() == 100
 
-    never = Accelerator(driver, BusyCards(card, times=10**6), **options)
+    never = Accelerator(driver, BusyCards(card, times=10**6), TimeLimits())
     for call in (
         lambda: never.describe(survey),
         lambda: list(never.findings(survey, sleeper)),

@@ -101,8 +101,8 @@ async def heard(known: KnownTerm, term: Term | None, *, order: bool) -> bool:
     return error is None
 
 
-async def test_number_given_twice_is_of_the_holder_who_was_there_first():
-    known = KnownTerm()
+async def test_number_given_twice_is_of_the_holder_who_was_there_first(tmp_path):
+    known = KnownTerm(tmp_path)
     assert await heard(known, FIRST, order=True)
     assert not await heard(known, Term(number=1, holder="b"), order=False)
     assert await heard(known, SECOND, order=False)
@@ -132,13 +132,13 @@ async def test_file_that_is_not_understood_is_none(tmp_path, text):
 
 
 @pytest.fixture
-def node(recovery):
+def node(recovery, tmp_path):
     return LocalNode(
         placements=recovery.placements,
         operations=recovery.operations,
         sampler=None,
         tools=recovery.tools,
-        term=KnownTerm(),
+        term=KnownTerm(tmp_path),
         describe=lambda: NodeStatus(host="here", version="1"),
     )
 
@@ -189,8 +189,8 @@ async def test_tree_that_is_being_killed_is_told_as_ending(node, counter):
     assert not (await node.tree(counter.incarnation)).ending
 
 
-async def test_what_an_agent_does_by_itself_needs_no_service():
-    known = KnownTerm()
+async def test_what_an_agent_does_by_itself_needs_no_service(tmp_path):
+    known = KnownTerm(tmp_path)
     await known.hear(FIRST, order=True)
     await asyncio.create_task(known.hear(SECOND, order=False))
 

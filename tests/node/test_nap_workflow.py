@@ -37,7 +37,7 @@ from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
-from jupyterhub_gpu_reclaim.node.operations.operations import Operation
+from jupyterhub_gpu_reclaim.node.operations.operations import Operation, TimeLimits
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage
 from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
 from jupyterhub_gpu_reclaim.node.sessions import trees
@@ -86,7 +86,7 @@ class FullCards:
         standing()
         processes.send(self._process, signal.SIGSTOP)
 
-    room, room_seconds = CardRoom(), 0.0
+    room, limits = CardRoom(), TimeLimits(room=0.0)
 
     def claim(self, gpus, snapshot, claim, waker) -> Shortage | None:
         if self.free:
@@ -246,7 +246,7 @@ async def waker_of(recovery, place, monkeypatch):
     )
     nap = record.nap_at(NapStage.ASLEEP, gpus=there)
     recovery.tools.records.save(nap)
-    accelerator = Accelerator(card, card, lock_seconds=1, seconds=9, room_seconds=0.1)
+    accelerator = Accelerator(card, card, TimeLimits(room=0.1))
     return card, accelerator
 
 
@@ -264,7 +264,7 @@ async def test_wake_that_waits_says_so_and_goes_on_as_soon_as_there_is_room(
     short = shortage_of(counter, accelerator)
     assert (short.place, short.cards[0].needed, short.cards[0].free) == (1, 60, 50)
 
-    accelerator.room_seconds = 60
+    accelerator.limits = TimeLimits(room=60)
     waiting = asyncio.ensure_future(run(recovery, counter, accelerator, "wake"))
     operation = await recovery.operations.next(counter.incarnation, "wake", 5)
     async for event in operation.follow():
@@ -282,7 +282,7 @@ async def test_wake_that_waits_says_so_and_goes_on_as_soon_as_there_is_room(
 async def waking_without_room(recovery, counter, monkeypatch):
     """A wake that waits for room, and what tells how much it lacks."""
     card, accelerator = await waker_of(recovery, counter, monkeypatch)
-    card.taken, accelerator.room_seconds = 100, 60
+    card.taken, accelerator.limits = 100, TimeLimits(room=60)
     waiting = asyncio.ensure_future(run(recovery, counter, accelerator, "wake"))
     while shortage_of(counter, accelerator) is None:
         await asyncio.sleep(0.01)
@@ -305,7 +305,7 @@ def node_of(recovery, cards) -> LocalNode:
         operations=recovery.operations,
         sampler=None,
         tools=tools_of(recovery, cards),
-        term=KnownTerm(),
+        term=KnownTerm(Path("/nonexistent")),
         describe=lambda: NodeStatus(host="here", version="1"),
     )
 

@@ -91,7 +91,7 @@ class Node:
         )
 
     def serve(self, folder: Path) -> tuple[HTTPServer, str]:
-        server = HTTPServer(make_application(self.agent, TOKEN, self.agent.term))
+        server = HTTPServer(make_application(self.agent, TOKEN))
         path = folder / "agent.sock"
         server.add_socket(unix_sockets.listening(path))
         return server, f"unix:{path}"

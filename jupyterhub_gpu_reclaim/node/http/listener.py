@@ -18,7 +18,6 @@ from jupyterhub_gpu_reclaim.node.http import routes
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.local_node import LocalNode
-    from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
     from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 
 _UNIX = "unix:"
@@ -28,16 +27,15 @@ class CannotStartError(Exception):
     """The agent cannot start; the message is the sentence to print."""
 
 
-def listen(settings: AgentSettings, node: LocalNode, term: KnownTerm) -> Door:
+def listen(settings: AgentSettings, node: LocalNode) -> Door:
     """A server that answers for that node; it accepts calls from now on.
 
     Raises:
         CannotStartError: the address, the token or the certificate is off.
     """
     token = read_token(Path(settings.token_file))
-    application = routes.make_application(node, token, term)
     server = Door(
-        application,
+        routes.make_application(node, token),
         tls=_tls(settings),
         max_body=routes.MAX_BODY_BYTES,
         files=raise_file_limit(),

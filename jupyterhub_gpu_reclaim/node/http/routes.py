@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import logging
 import re
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tornado.iostream import StreamClosedError
 from tornado.web import Application, HTTPError, RequestHandler
@@ -20,15 +20,12 @@ from jupyterhub_gpu_reclaim.common.agent_orders import AGENT_ORDERS, AgentOrder,
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import TERM, Term
-from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from jupyterhub_gpu_reclaim.common.models import Event
     from jupyterhub_gpu_reclaim.node.local_node import LocalNode
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -38,9 +35,8 @@ _REASONS = {401: Reason.FORBIDDEN, 404: Reason.INVALID, 405: Reason.INVALID}
 class Handler(RequestHandler):
     node: LocalNode
 
-    def initialize(self, node: LocalNode, token: str, term: KnownTerm) -> None:
+    def initialize(self, node: LocalNode, token: str) -> None:
         self.node = node
-        self._term = term
         self._token = token.encode()
 
     async def prepare(self) -> None:
@@ -57,7 +53,7 @@ class Handler(RequestHandler):
             raise HTTPError(401)
         term = Term.of_header(self.request.headers.get(TERM, ""))
         # What is more than a look.
-        await self._term.hear(term, order=self.request.method != "GET")
+        await self.node.term.hear(term, order=self.request.method != "GET")
 
     def set_default_headers(self) -> None:
         self.set_header("Content-Type", "application/json")
@@ -67,10 +63,6 @@ class Handler(RequestHandler):
     def answer(self, value: Any, status: int = 200) -> None:
         self.set_status(status)
         self.finish(codec.encode(value))
-
-    def body(self, kind: type[T]) -> T:
-        """The request's body; BadRequest: it is not JSON or does not fit."""
-        return codec.decode(self.request.body or b"{}", kind)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = kwargs.get("exc_info", (None, None, None))[1]
@@ -143,7 +135,8 @@ class PostOrder(Handler):
     kind: type[AgentOrder]
 
     async def post(self, subject: str) -> None:
-        events = await self.node.carry_out(subject, self.body(self.kind))
+        order = codec.decode(self.request.body or b"{}", self.kind)
+        events = await self.node.carry_out(subject, order)
         if events is not None:
             await self.stream(events)
         else:
@@ -163,17 +156,10 @@ class NoSuchPath(Handler):
         raise HTTPError(404)
 
 
-def make_application(
-    node: LocalNode, token: str, term: KnownTerm | None = None
-) -> Application:
+def make_application(node: LocalNode, token: str) -> Application:
     """The calls, bound to that node."""
-    # Without a ``term``, which one is obeyed is known to this application only.
     name = f"({_IDENTIFIER.pattern})"
-    bound = {
-        "node": node,
-        "token": token,
-        "term": term or KnownTerm(),
-    }
+    bound = {"node": node, "token": token}
     routes: list[tuple[str, type[Handler]]] = [
         ("/healthz", GetHealth),
         ("/readyz", GetReadiness),

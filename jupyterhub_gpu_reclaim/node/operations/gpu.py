@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
 from jupyterhub_gpu_reclaim.checkpoint.gpu import survey as gpu_survey
@@ -48,14 +48,13 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Finding, GpuSample, Shortage
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse
     from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
 _log = logging.getLogger(__name__)
 
-#: Memory that others use is waited for so long before a session is given up on.
-_ROOM_SECONDS = 60.0
 #: Seconds between two looks for room.
 ROOM_PAUSE = 0.5
 _LOOK_SECONDS = 10.0
@@ -77,26 +76,15 @@ class Accelerator:
         self,
         driver: Driver,
         nvml: Nvml,
+        limits: TimeLimits,
         *,
-        lock_seconds: float,
-        seconds: float,
-        room_seconds: float = _ROOM_SECONDS,
-        look_seconds: float = _LOOK_SECONDS,
         visible: Callable[[int], Collection[str] | None] = visible_to,
     ) -> None:
         self._driver = driver
-        self._nvml = nvml
-        self._lock_seconds = lock_seconds
-        self._seconds = seconds
-        #: that memory which others use is waited for
-        self.room_seconds = room_seconds
-        self._look_seconds = look_seconds
+        self.cards = nvml
+        self.limits = limits
         self._visible = visible
         self.room = CardRoom()
-
-    @property
-    def cards(self) -> Nvml:
-        return self._nvml
 
     def node_findings(self) -> Iterator[Finding]:
         """Find what an administrator should know of the GPUs; nothing is fatal."""
@@ -120,14 +108,14 @@ class Accelerator:
     def findings(self, survey: Survey, snapshot: Snapshot) -> Iterator[Finding]:
         """Find what keeps a tree's GPUs from being saved now; touches nothing."""
         for process in survey.stopped:
-            yield finding(Reason.GPU_STOPPED, pid=process.ns_pid, name=process.name)
+            yield finding(Reason.GPU_STOPPED, **process.facts)
         # One that the driver does not know may be so because of such company.
         concerned = (*survey.users, *survey.others)
         cards: list[CardUse] = []
         if survey.users:
             cards = self._look()
         elif concerned:
-            cards = self._nvml.measure(time.time()) or []
+            cards = self.cards.measure(time.time()) or []
         shared = {use.pid for card in cards for use in card.processes or () if use.mps}
         yield from gpu_survey.examine_clients(concerned, shared)
         for card in cards:
@@ -196,8 +184,8 @@ class Accelerator:
         cuda.empty(
             self._driver,
             users,
-            lock_seconds=self._lock_seconds,
-            seconds=self._seconds,
+            lock_seconds=self.limits.gpu_lock,
+            seconds=self.limits.dump,
             settle=settle,
             cancel=cancel,
         )
@@ -237,7 +225,7 @@ class Accelerator:
         """
         for process in snapshot.processes:
             if gpu_survey.held_by(process.pid):
-                raise RolledBack(Reason.GPU_BEGUN, **_name(process))
+                raise RolledBack(Reason.GPU_BEGUN, **process.facts)
 
     def _settle(
         self,
@@ -261,7 +249,7 @@ class Accelerator:
                     raise ReclaimError(Reason.CANCELLED)
                 cuda.give_up(child)
         else:
-            raise ReclaimError(Reason.GPU_STALE_CHILD, **_name(now.stale[0]))
+            raise ReclaimError(Reason.GPU_STALE_CHILD, **now.stale[0].facts)
         counted = _counted(self._look())
         shared = gpu_survey.examine_sharing(self._driver, users, snapshot, counted)
         refuse_fatal(shared, ReclaimError)
@@ -313,7 +301,7 @@ class Accelerator:
             if claim is None:
                 self._await_room(self._needed(gpus, snapshot, moves), mine, cancel)
             cuda.fill(
-                self._driver, users, seconds=self._seconds, moves=move_pairs(moves)
+                self._driver, users, seconds=self.limits.dump, moves=move_pairs(moves)
             )
         finally:
             self.room.release(mine)
@@ -324,7 +312,7 @@ class Accelerator:
 
     def close(self) -> None:
         self._driver.close()
-        self._nvml.close()
+        self.cards.close()
 
     def _moves(
         self, gpus: Gpus, snapshot: Snapshot, cards: Sequence[CardUse]
@@ -349,7 +337,7 @@ class Accelerator:
         self, needed: Counter[str], claim: object, cancel: Cancel | None
     ) -> None:
         """Wait for memory: a driver that runs out of it midway loses the process."""
-        deadline = time.monotonic() + self.room_seconds
+        deadline = time.monotonic() + self.limits.room
         while short := self.room.promise(claim, needed, self._look(), time.monotonic()):
             if cancel is not None:
                 cancel.check()
@@ -359,8 +347,8 @@ class Accelerator:
 
     def _look(self) -> list[CardUse]:
         """The cards now; Refused: no answer, from which nothing may be concluded."""
-        deadline = time.monotonic() + self._look_seconds
-        while (cards := self._nvml.measure(time.time())) is None:
+        deadline = time.monotonic() + _LOOK_SECONDS
+        while (cards := self.cards.measure(time.time())) is None:
             if time.monotonic() > deadline:
                 raise Refused(Reason.GPU_DRIVER_SILENT)
             time.sleep(_LOOK_PAUSE)
@@ -414,20 +402,16 @@ def _refuse_new(
     known = {process.pid for process in users}
     new = [user for user in now.users if user.pid not in known]
     for process in (*new, *now.others):
-        raise RolledBack(Reason.GPU_BEGUN, **_name(process))
+        raise RolledBack(Reason.GPU_BEGUN, **process.facts)
     ours = {process.pid for process in shells}
     for process in now.stopped:
         if process.pid not in ours or gpu_survey.held_by(process.pid):
-            raise ReclaimError(Reason.GPU_STOPPED, **_name(process))
+            raise ReclaimError(Reason.GPU_STOPPED, **process.facts)
 
 
 def _counted(cards: Sequence[CardUse]) -> set[int]:
     """Host pids of all that have memory of a card, as far as it tells."""
     return {use.pid for card in cards for use in card.processes or () if use.memory}
-
-
-def _name(process: Process) -> dict[str, Any]:
-    return {"pid": process.ns_pid, "name": process.name}
 
 
 def _shells(snapshot: Snapshot, users: Sequence[Process]) -> list[Process]:

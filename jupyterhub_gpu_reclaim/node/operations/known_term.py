@@ -38,10 +38,10 @@ _whose: ContextVar[Term | Literal["own"] | None] = ContextVar("whose", default="
 
 
 class KnownTerm:
-    """The highest term, on the event loop; without a folder it is not kept."""
+    """The highest term, on the event loop."""
 
-    def __init__(self, state: Path | None = None) -> None:
-        self._file = state / FILE if state is not None else None
+    def __init__(self, state: Path) -> None:
+        self._file = state / FILE
         self._writing = asyncio.Lock()
         self._known = self._read()
         self._is_kept = True
@@ -98,12 +98,9 @@ class KnownTerm:
             self._is_kept = True
 
     def _write(self, term: Term) -> None:
-        if self._file is not None:
-            write_durably(self._file, msgspec.json.encode(term))
+        write_durably(self._file, msgspec.json.encode(term))
 
     def _read(self) -> Term | None:
-        if self._file is None:
-            return None
         try:
             return json_decoder(Term).decode(self._file.read_bytes())
         except FileNotFoundError:

@@ -51,6 +51,7 @@ class TimeLimits:
     end: float = 30.0  #: until killed processes are gone
     criu: float = 60.0  #: until a CRIU of an agent that died has undone its work
     gpu_lock: float = 30.0  #: until a GPU has done what it has in hand
+    room: float = 60.0  #: until others have left the memory of a GPU
 
     @property
     def emptying(self) -> float:

@@ -134,14 +134,9 @@ class Nap(Workflow):
         snapshot = trees.without(whole, left)
         refuse_fatal(list(tools.accelerator.findings(survey, snapshot)), Refused)
         for process in survey.others:
-            device = held_by(process.pid)
-            names = [d.target for d in device.descriptors] or ["a GPU"]
-            raise Refused(
-                Reason.DEVICE_OPEN,
-                pid=process.ns_pid,
-                name=process.name,
-                device=names[0],
-            )
+            opened = held_by(process.pid).descriptors
+            device = opened[0].target if opened else "a GPU"
+            raise Refused(Reason.DEVICE_OPEN, device=device, **process.facts)
         gpus = tools.accelerator.describe(survey)
         if gpus is None:
             if record is not None and record.naps:
@@ -269,7 +264,7 @@ class Wake(Workflow):
 
         if await self._thread(ROOM, try_it) is None:
             return
-        until = tools.clock.monotonic() + tools.accelerator.room_seconds
+        until = tools.clock.monotonic() + tools.accelerator.limits.room
         async with self._progress(ROOM, "Waiting for a GPU"):
             while short := await self._thread(ROOM, try_it):
                 if self._cancel.is_set:

@@ -35,7 +35,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
-from jupyterhub_gpu_reclaim.node.operations.operations import Operation, TimeLimits
+from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Record, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements
@@ -403,7 +403,7 @@ def let_go_on(
     try:
         processes.snapshot_init(session.init_pid, session.init_start)
         if record.stage in (FROZEN if whole else UNCOMMITTED):
-            end_criu(session, TimeLimits().criu)
+            end_criu(session, accelerator.limits.criu)
             if undo_unasked(session, record, records, accelerator):
                 _log.warning("%s goes on: no agent looked after it", record.key)
         if whole and _wake(session, record, records, accelerator):

@@ -86,14 +86,8 @@ def rescue(state: Path, *, whole: bool, seconds: float) -> bool:
     It returns after so many seconds, even if a session takes longer.
     """
     records = Records(state / RECORDS)
-    limits = TimeLimits()
-    accelerator = Accelerator(
-        Driver(),
-        Nvml(),
-        lock_seconds=limits.gpu_lock,
-        seconds=limits.dump,
-        room_seconds=0.0,  # no agent can start as long as this lasts
-    )
+    limits = TimeLimits(room=0.0)  # no agent can start as long as this lasts
+    accelerator = Accelerator(Driver(), Nvml(), limits)
     works = [
         partial(let_go_on, record, records, accelerator, whole=whole)
         for record in records.list()
