@@ -64,10 +64,7 @@ def parse_container(table: str) -> ContainerCgroup | None:
     # Anything before ``kubepods`` (kind, k3s, a prefix of the administrator's, the
     # ``..`` of a control group namespace of our own) is skipped. If the hierarchies
     # name different pods, nothing is known.
-    paths = [
-        line.split(":", 2)[2] for line in table.splitlines() if line.count(":") > 1
-    ]
-    found = {one for one in map(_parse_path, paths) if one is not None}
+    found = {one for one in map(_parse_path, _paths(table)) if one is not None}
     if len({one.pod for one in found}) != 1:
         return None
     named = {one for one in found if one.id}
@@ -82,18 +79,18 @@ def parse_engine_container(table: str) -> ContainerCgroup | None:
     Docker names a group after the container whatever is above it: ``/docker/<id>``
     (cgroupfs), ``/system.slice/docker-<id>.scope`` (systemd), or below an
     administrator's ``--cgroup-parent``. Groups made inside a container are further
-    down, so the outermost name counts. None also if the hierarchies name different
-    containers.
+    down, so the outermost name counts, also for the pod. None also if the hierarchies
+    name different containers.
     """
-    paths = [
-        line.split(":", 2)[2] for line in table.splitlines() if line.count(":") > 1
-    ]
     found = set()
-    for path in paths:
+    for path in _paths(table):
         named = filter(None, map(_SCOPE.fullmatch, path.split("/")))
         if (outermost := next(named, None)) is not None:
             found.add(outermost[1])
-    return ContainerCgroup(pod="", id=found.pop()) if len(found) == 1 else None
+    if len(found) != 1:
+        return None
+    (name,) = found
+    return ContainerCgroup(pod=name, id=name)
 
 
 def owners(pid: int, pod: str) -> frozenset[int]:
@@ -114,6 +111,10 @@ def owners(pid: int, pod: str) -> frozenset[int]:
         return frozenset(folder.stat().st_uid for folder in folders)
     except OSError:
         return frozenset()
+
+
+def _paths(table: str) -> list[str]:
+    return [line.split(":", 2)[2] for line in table.splitlines() if line.count(":") > 1]
 
 
 def _parse_path(path: str) -> ContainerCgroup | None:

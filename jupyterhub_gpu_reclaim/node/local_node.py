@@ -216,13 +216,12 @@ class LocalNode:
             ended = await asyncio.to_thread(self.outcomes.restored, session, checkpoint)
         except ReclaimError as error:
             refusal = error
-        if ended is not None and ended.tree is not None:
-            return _told(ended)
-        # The same call may have come twice; nothing is awaited from here to begin().
-        if known := self.operations.attach(incarnation, order.kind, checkpoint):
-            return known.follow()
-        if refusal is not None:
-            raise refusal
+        if ended is None or ended.tree is None:
+            # The same call may have come twice; nothing is awaited until begin().
+            if known := self.operations.attach(incarnation, order.kind, checkpoint):
+                return known.follow()
+            if refusal is not None:
+                raise refusal
         if ended is not None:
             return _told(ended)
         self.outcomes.refuse_if_leased(self.operations, incarnation, checkpoint)

@@ -45,12 +45,12 @@ def samples_of(
         if not uses:
             continue
         # Several processes take turns on it.
-        percent = _total(use.sm_percent for use in uses)
+        percent = total(use.sm_percent for use in uses)
         found.append(
             GpuSample(
                 uuid=card.uuid,
                 name=card.name,
-                memory=_total(use.memory for use in uses),
+                memory=total(use.memory for use in uses),
                 sm_percent=min(100.0, percent) if percent is not None else None,
             )
         )
@@ -62,6 +62,7 @@ def digits(uuid: str) -> str:
     return uuid.removeprefix("GPU-").replace("-", "")
 
 
-def _total(values: Iterable[N | None]) -> N | None:
+def total(values: Iterable[N | None]) -> N | None:
+    """Their sum; None if one is unknown."""
     known = list(values)
     return None if None in known else sum(value for value in known if value is not None)

@@ -121,10 +121,15 @@ class Nvml:
         used = self._use_by_pid(handle, since, busy)
         every = (*(graphics or ()), *(shared or ()), *compute)
         sharing = {process.pid for process in shared or ()}
-        return [
-            _process(process, used, busy, mps=pid in sharing)
-            for pid, process in sorted({each.pid: each for each in every}.items())
-        ]
+        found = []
+        for pid, process in sorted({each.pid: each for each in every}.items()):
+            # With MPS, work may be reported for the MPS server only.
+            silent = pid in sharing and busy != 0
+            share = None if used is None else used.get(pid, None if silent else 0.0)
+            memory, mps = process.usedGpuMemory, pid in sharing
+            use = ProcessUse(pid=pid, memory=memory, sm_percent=share, mps=mps)
+            found.append(use)
+        return found
 
     def _use_by_pid(
         self, handle: Any, since: float, busy: int | None
@@ -141,21 +146,3 @@ class Nvml:
         except pynvml.NVMLError:
             return None
         return {sample.pid: float(sample.smUtil) for sample in samples}
-
-
-def _process(
-    process: Any,
-    used: dict[int, float] | None,
-    busy: int | None,
-    *,
-    mps: bool,
-) -> ProcessUse:
-    # With MPS, work may be reported for the MPS server only.
-    pid: int = process.pid
-    known = used is not None and (pid in used or not mps or busy == 0)
-    return ProcessUse(
-        pid=pid,
-        memory=process.usedGpuMemory,
-        sm_percent=(used or {}).get(pid, 0.0) if known else None,
-        mps=mps,
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Usage
+from jupyterhub_gpu_reclaim.sampling.gpu import total
 from jupyterhub_gpu_reclaim.sampling.meter import Meter
 
 if TYPE_CHECKING:
@@ -193,11 +194,7 @@ def _gpu_share(sample: Sample) -> float | None:
 
 
 def _gpu_memory(sample: Sample) -> int | None:
-    if sample.gpus is None:
-        return None
-    held = [gpu.memory for gpu in sample.gpus]
-    known = [size for size in held if size is not None]
-    return sum(known) if len(known) == len(held) else None
+    return None if sample.gpus is None else total(gpu.memory for gpu in sample.gpus)
 
 
 def _is_whole(sample: Sample) -> bool:

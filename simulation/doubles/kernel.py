@@ -501,13 +501,13 @@ class Kernel:
 
     def compare(
         self, tools: Any, session: Any, there: Any, **more: Any
-    ) -> tuple[list[Any], Any]:
+    ) -> tuple[list[Any], tuple[()], list[Any]]:
         del more
         self.place(session.init_pid, session.init_start)
         gpus = there.world.gpus
         compared = tools.accelerator.compare(gpus, session.init_pid)
         found = list(compared)
-        return found, restore.Files()
+        return found, (), []
 
 
 class Cards:

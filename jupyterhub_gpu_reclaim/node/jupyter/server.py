@@ -141,7 +141,3 @@ async def busy_kernels(
         return frozenset()
     kernels = await _list(client, address, "api/kernels", jupyter_api.KERNELS)
     return frozenset(one.id for one in kernels if one.execution_state == "busy")
-
-
-def speaks_tls(login: Identity) -> bool:
-    return login.environment.get("JUPYTERHUB_SERVICE_URL", "").startswith("https:")

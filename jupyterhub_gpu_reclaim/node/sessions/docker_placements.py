@@ -110,13 +110,8 @@ def _silent(detail: str) -> Unreachable:
     return Unreachable(Reason.DOCKER_SILENT, detail=detail)
 
 
-def _parse(table: str) -> cgroups.ContainerCgroup | None:
-    found = cgroups.parse_engine_container(table)
-    return None if found is None else found._replace(pod=found.id)
-
-
 class DockerPlacements(PodPlacements):
-    parse = staticmethod(_parse)
+    parse = staticmethod(cgroups.parse_engine_container)
 
     def __init__(self, engine: DockerEngine, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.models import Nap, Tree, TreeState
-from jupyterhub_gpu_reclaim.linux import processes, procfs
+from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Record, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.operations.records import NapRecord, Records
@@ -36,6 +37,11 @@ def inspect(
 ) -> Snapshot:
     """The session's processes now; NotFound: its init has ended."""
     return processes.snapshot(session.init_pid, session.init_start, children)
+
+
+def limit_of(session: Session) -> LimitRecord:
+    """The memory limit to be lifted while GPU memory is in its programs' own."""
+    return cgroups.find_memory_limit(session.init_pid, session.hint.pod)
 
 
 def resident_bytes(snapshot: Snapshot) -> int:
@@ -125,8 +131,7 @@ def has_programs(session: Session) -> bool:
 
 def is_running(session: Session) -> bool:
     """Whether programs run, newer than its saved state; NotFound: its init ended."""
-    alive = [p for p in inspect(session).processes if p.state not in processes.DEAD]
-    return not all(process.stopped for process in alive)
+    return not all(process.stopped for process in inspect(session).alive)
 
 
 def _state(

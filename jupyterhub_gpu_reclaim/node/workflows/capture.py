@@ -30,10 +30,10 @@ from jupyterhub_gpu_reclaim.common.findings import refuse_fatal
 from jupyterhub_gpu_reclaim.common.models import Event, Identity
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
-from jupyterhub_gpu_reclaim.linux import cgroups, far_files
+from jupyterhub_gpu_reclaim.linux import far_files
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
-from jupyterhub_gpu_reclaim.node.jupyter.server import ask_state, read_login, speaks_tls
+from jupyterhub_gpu_reclaim.node.jupyter.server import ask_state, read_login
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
     IDENTITY,
     IMAGES,
@@ -143,10 +143,7 @@ class Capture(Workflow):
         stopped = await self._thread(
             "preflight", lambda: self._stopped_before(look.snapshot)
         )
-        limit = LimitRecord()
-        if look.gpus:
-            pod = self._session.hint.pod
-            limit = cgroups.find_memory_limit(self._session.init_pid, pod)
+        limit = trees.limit_of(self._session) if look.gpus else LimitRecord()
         await self._note(
             Stage.CAPTURING,
             stopped_before=sorted(stopped),
@@ -209,7 +206,7 @@ class Capture(Workflow):
             login = read_login(snapshot.server.pid)
         except OSError as error:
             raise Refused(Reason.NO_TREE, detail=str(error)) from None
-        if speaks_tls(login):
+        if login.environment.get("JUPYTERHUB_SERVICE_URL", "").startswith("https:"):
             raise Refused(Reason.SERVER_TLS)
         most = trees.resident_bytes(snapshot) + (gpus.bytes() if gpus else 0)
         return Look(snapshot, login, survey, gpus, most)
@@ -497,7 +494,7 @@ def need_of(session: Session, gpus: Gpus | None, snapshot: Snapshot) -> Need:
     return Need(
         gpus.bytes(),
         session.init_pid,
-        cgroups.find_memory_limit(session.init_pid, session.hint.pod),
+        trees.limit_of(session),
         taken=lambda: trees.resident_bytes(trees.inspect(session)) - before,
     )
 

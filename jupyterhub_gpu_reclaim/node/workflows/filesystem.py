@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+    from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
     from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
     from jupyterhub_gpu_reclaim.checkpoint.staging import StagedFile, Staging
     from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
@@ -84,12 +85,7 @@ def describe(
         pids=list(result.pids),
         stopped=list(result.stopped),
         cut=sorted(cut_connections.unread_ends(snapshot.processes).union(cut)),
-        files=files.fingerprint(
-            session.init_pid,
-            [process.pid for process in snapshot.processes],
-            {mount.device for mount in private},
-            reads=reads,
-        ),
+        files=_opened(session, snapshot, reads=reads),
         archives=[str(mount.target) for mount in private],
         kernels=server_state.kernels,
         terminals=server_state.terminals,
@@ -109,13 +105,15 @@ def kept_bytes(session: Session, snapshot: Snapshot, limit: int) -> int:
     Raises:
         Refused: its files cannot be looked at.
     """
-    opened = files.fingerprint(
-        session.init_pid,
-        [process.pid for process in snapshot.processes],
-        {mount.device for mount in _private(session)},
-        reads=False,
-    )
-    return kept_files.most_bytes(opened, limit)
+    return kept_files.most_bytes(_opened(session, snapshot, reads=False), limit)
+
+
+def _opened(
+    session: Session, snapshot: Snapshot, *, reads: bool
+) -> list[FileFingerprint]:
+    pids = [process.pid for process in snapshot.processes]
+    private = {mount.device for mount in _private(session)}
+    return files.fingerprint(session.init_pid, pids, private, reads=reads)
 
 
 def refuse_container(session: Session) -> list[Finding]:

@@ -183,7 +183,7 @@ class Nap(Workflow):
             stage=NapStage.FALLING,
             begun=clock.now(),
             gpus=look.gpus,
-            memory_limit=cgroups.find_memory_limit(session.init_pid, session.hint.pod),
+            memory_limit=trees.limit_of(session),
             programs=_stopped(look.programs),
         )
         return record.with_nap(former.with_more(nap) if former else nap)

@@ -328,10 +328,7 @@ class Recovery:
     def _settle_unknown(self, session: Session) -> None:
         """Settle a tree without a record: the state folder was lost, or was empty."""
         # It may be in the middle of a capture, so a save point is not its state.
-        tree = trees.inspect(session)
-        if not any(p.state not in processes.DEAD for p in tree.processes):
-            return
-        if trees.is_running(session):
+        if not trees.inspect(session).alive or trees.is_running(session):
             return
         infos = self.tools.store.list()
         own = [

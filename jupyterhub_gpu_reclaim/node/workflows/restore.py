@@ -86,16 +86,13 @@ _LIST_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-class Files(NamedTuple):
-    opened: Sequence[FileFingerprint] = ()
-    changed: Sequence[FileFingerprint] = ()  #: of these, what is put back as it was
-
-
 class Fit(NamedTuple):
     """Parts of a saved session, adapted to this place, for CRIU."""
 
     images: dict[str, bytes]  #: those that differ
-    files: Files = Files()
+    opened: Sequence[FileFingerprint]
+    changed: Sequence[FileFingerprint]  #: of these, what is put back as it was
+    lifted: LimitRecord  #: the memory limit that is off meanwhile
 
 
 class Restore(Workflow):
@@ -124,18 +121,15 @@ class Restore(Workflow):
             async with self._progress("check", "Checking the machine"):
                 there, fit = await self._thread("check", self._check)
             info = there.checkpoint.info
-            gpus = there.world.gpus
-            pod = self._session.hint.pod
-            limit = cgroups.find_memory_limit(self._session.init_pid, pod)
             await self._note(
                 Stage.RESTORING,
                 generation=info.generation,
                 stopped_before=there.world.stopped,
-                gpus=gpus,
-                memory_limit=limit if gpus else LimitRecord(),
+                gpus=there.world.gpus,
+                memory_limit=fit.lifted,
                 as_of=info.created if info.goes_on else 0.0,
             )
-            if fit.files.changed:
+            if fit.changed:
                 await self._put_back(there, fit)
                 await self._note(Stage.RESTORING, newer=self._newer)
             # What its GPUs held comes back as memory of its processes first.
@@ -162,14 +156,12 @@ class Restore(Workflow):
     def _check(self) -> tuple[CheckpointContents, Fit]:
         tools, session = self._tools, self._session
         there = CheckpointContents(tools.store.open(self._record.checkpoint))
-        found, files = _compare(
+        found, opened, changed = _compare(
             tools, session, there, put_files_back=self._put_files_back
         )
         lost, anew = without_lost(session, there)
         refuse_fatal([*found, *lost], RestoreFailed)
-        lifted = None
-        if there.world.gpus:
-            lifted = cgroups.find_memory_limit(session.init_pid, session.hint.pod)
+        lifted = trees.limit_of(session) if there.world.gpus else LimitRecord()
         need = Need(
             filesystem.memory_needed(session, there.checkpoint, there.world),
             session.init_pid,
@@ -180,14 +172,14 @@ class Restore(Workflow):
             tools.memory.promise(self._operation, need)
         except Refused as error:
             raise RestoreFailed(error.reason, **error.facts) from None
-        return there, Fit(anew, files)
+        return there, Fit(anew, opened, changed, lifted)
 
     async def _put_back(self, there: CheckpointContents, fit: Fit) -> None:
         """Put its files back as they were; newer ones are moved beside them."""
         # It is not called off in the middle: it can be repeated, but not undone. It is
         # done with the rights that the session's user has today.
         self._cancel.check()
-        world, checkpoint, files = there.world, there.checkpoint, fit.files
+        world, checkpoint = there.world, there.checkpoint
         images = SavedImages(CheckpointImages(checkpoint), fit.images)
         core = images.core(world.server or world.root)
         self._newer = await self._step(
@@ -195,8 +187,8 @@ class Restore(Workflow):
             "Putting its files back",
             lambda: put_back(
                 self._session.init_pid,
-                files.changed,
-                files.opened,
+                fit.changed,
+                fit.opened,
                 credentials_of(core)._replace(effective=0),
                 moment=checkpoint.info.created,
                 read=checkpoint.stream,
@@ -254,7 +246,7 @@ class Restore(Workflow):
                 source=source,
                 folder=Path(folder),
                 limit=self._limits.restore,
-                opened=fit.files.opened,
+                opened=fit.opened,
                 cut=world.cut,
                 prepare=lambda helper: cgroups.join(helper, self._init.init_pid),
                 cancel=self._cancel,
@@ -384,7 +376,7 @@ def _compare(
     there: CheckpointContents,
     *,
     put_files_back: bool,
-) -> tuple[list[Finding], Files]:
+) -> tuple[list[Finding], Sequence[FileFingerprint], list[FileFingerprint]]:
     world, init_pid = there.world, session.init_pid
     found = list(compare_machines(world.machine, this_machine()))
     found += compare_images(world.image, session.hint.image)
@@ -403,8 +395,19 @@ def _compare(
             finding(Reason.MEMORY_LIMIT, needed=size(needed), limit=size(limit))
         )
     # Only a first look: what is opened for the session is judged itself (named_files).
-    changed, files = _compare_files(session, there, put_files_back=put_files_back)
-    found += changed
+    opened = there.world.files
+    if there.checkpoint.info.goes_on:
+        opened = open_files.by_contents(opened)
+    changed, strange = open_files.look(opened, Path(f"/proc/{init_pid}/root"))
+    found += strange
+    files = [one.file for one in changed]
+    if lost := incomplete(files, opened):
+        names = open_files.newer(changed, lost)
+        found.append(finding(Reason.FILE_CHANGED, path=names))
+    elif changed and not put_files_back:
+        when = moment(there.checkpoint.info.created)
+        names = open_files.newer(changed)
+        found.append(finding(Reason.FILES_NEWER, when=when, path=names))
     entries = filesystem.entries_in(there.checkpoint, world, init_pid)
     abstract_names.renew(entries, init_pid)
     found += ports.await_free(
@@ -415,27 +418,9 @@ def _compare(
         uid=world.uid,
     )
     held = tools.ports.names(there.checkpoint.info.id)
-    names = abstract_names.names_of(entries) - held
-    found += abstract_names.check_free(init_pid, names, uid=world.uid)
-    return found, files
-
-
-def _compare_files(
-    session: Session, there: CheckpointContents, *, put_files_back: bool
-) -> tuple[list[Finding], Files]:
-    root, files = Path(f"/proc/{session.init_pid}/root"), there.world.files
-    info = there.checkpoint.info
-    if info.goes_on:
-        files = open_files.by_contents(files)
-    changed, found = open_files.look(files, root)
-    lost = incomplete([one.file for one in changed], files)
-    if lost:
-        names = open_files.newer(changed, lost)
-        found.append(finding(Reason.FILE_CHANGED, path=names))
-    elif changed and not put_files_back:
-        when, names = moment(info.created), open_files.newer(changed)
-        found.append(finding(Reason.FILES_NEWER, when=when, path=names))
-    return found, Files(files, [one.file for one in changed])
+    bound = abstract_names.names_of(entries) - held
+    found += abstract_names.check_free(init_pid, bound, uid=world.uid)
+    return found, opened, files
 
 
 def _queue(wake: WakeUp, result: engine.RestoreResult, world: HostRequirements) -> None:
