@@ -149,11 +149,6 @@ class Group(NamedTuple):
     folder: Path
 
 
-class _Root(NamedTuple):
-    target: Path
-    group: str
-
-
 #: The file that tells what is in use, and what of it (memory.stat) are files.
 _USAGE_NAMES: Final = {
     1: ("memory.usage_in_bytes", "total_inactive_file", "total_active_file"),
@@ -185,7 +180,7 @@ def groups_of(pid: int, *, at_host: bool = False) -> list[Group]:
         OSError: the host's mounts cannot be read, and it is in other groups than we.
     """
     roots = {} if at_host else _roots(read_mounts("self"), Path("/"))
-    outer: dict[str, list[_Root]] = {}
+    outer: dict[str, list[tuple[Path, str]]] = {}
     groups = []
     table = procfs.text(pid, "cgroup")
     for line in table.splitlines():
@@ -362,22 +357,26 @@ def _upwards(group: Group) -> Iterator[Path]:
         folder = folder.parent
 
 
-def _roots(mounts: Iterable[Mount], above: Path) -> dict[str, list[_Root]]:
-    roots: dict[str, list[_Root]] = {}
+def _roots(mounts: Iterable[Mount], above: Path) -> dict[str, list[tuple[Path, str]]]:
+    roots: dict[str, list[tuple[Path, str]]] = {}
     for mount in mounts:
         names = {"cgroup2": frozenset({""}), "cgroup": mount.super_options}
         for name in names.get(mount.kind, ()):
             target = above / mount.target.relative_to("/")
-            roots.setdefault(name, []).append(_Root(target, mount.root))
+            roots.setdefault(name, []).append((target, mount.root))
     return roots
 
 
-def _reach(roots: Iterable[_Root], path: str) -> Path | None:
-    for root in roots:
-        folder = _below(root.target, root.group, path)
+def _reach(roots: Iterable[tuple[Path, str]], path: str) -> Path | None:
+    """A group's folder below a mount; each shows its hierarchy from a group on."""
+    wanted = Path(path)
+    for target, root in roots:
+        if ".." in wanted.parts or not wanted.is_relative_to(root):
+            continue
+        folder = target / wanted.relative_to(root)
         # The host's root may be closed to us, where its first process has more rights.
         with contextlib.suppress(PermissionError):
-            if folder is not None and folder.is_dir():
+            if folder.is_dir():
                 return folder
     return None
 
@@ -394,14 +393,6 @@ def _up_to_pod(group: Group, pod: str) -> list[Path]:
 
 def _is_named(folder: Path, pod: str) -> bool:
     return pod.replace("-", "_") in folder.name.replace("-", "_")
-
-
-def _below(target: Path, root: str, path: str) -> Path | None:
-    """A group's folder below a mount that shows the hierarchy from ``root`` on."""
-    inside, wanted = Path(root), Path(path)
-    if ".." in wanted.parts or not wanted.is_relative_to(inside):
-        return None
-    return target / wanted.relative_to(inside)
 
 
 def _number(path: Path) -> int | None:

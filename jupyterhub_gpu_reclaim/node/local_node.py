@@ -375,11 +375,7 @@ class LocalNode:
             self._refuse_late(seen)
             self.term.confirm()
             running.cancel.set()
-        elif (
-            full
-            or seen is not None
-            or running.kind not in {orders.Nap.kind, orders.Wake.kind}
-        ):
+        elif full or seen is not None or not (wakes or running.kind == orders.Nap.kind):
             return
         await running.wait(_CALL_OFF_SECONDS)
 

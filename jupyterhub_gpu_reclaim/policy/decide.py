@@ -24,14 +24,12 @@ from jupyterhub_gpu_reclaim.policy import probe
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jupyterhub_gpu_reclaim.policy.guards import Guards
-
 
 @dataclass(frozen=True)
 class Decider:
     """Asks guards, policies, then the probe, whose missing answer is a denial."""
 
-    guards: Guards
+    guards: Forbids
     policies: Sequence[Policy]
     probed: bool = False
 
@@ -81,6 +79,13 @@ class SessionSnapshot(Value, frozen=True, kw_only=True):
     made_room_at: float | None = None  #: when it last napped for another session
     #: Number of sessions that wait for a GPU, if this one was selected to go.
     wanted: int = 0
+
+
+class Forbids(Protocol):
+    """Rules that come before the policies: ``Guards``."""
+
+    def denials(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
+        """Return what forbids a suspend now, the most telling first; may be empty."""
 
 
 class Policy(Protocol):

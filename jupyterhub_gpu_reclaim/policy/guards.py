@@ -85,7 +85,6 @@ class Guards(Configurable):
         return self.cool_down if terms.cool_down is None else terms.cool_down
 
     def denials(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Return what forbids a suspend now, the most telling first; may be empty."""
         return [
             *self._state(snapshot, now),
             *self._hours(snapshot.terms, now),

@@ -117,7 +117,10 @@ def unread(there: Input, copy: int) -> int:
     ((_, events),) = poll.poll(0) or [(copy, 0)]
     if there.kind is InputKind.LISTENER:
         return int(bool(events & select.POLLIN))
-    count = _count(copy) if events & select.POLLIN else 0
+    count = 0
+    if events & select.POLLIN:
+        with contextlib.suppress(OSError):
+            count = unread_bytes(copy)
     if there.kind is InputKind.PIPE and not count and events & select.POLLHUP:
         return ENDED
     return count
@@ -262,9 +265,3 @@ def _peer(end: socket.socket) -> int:
     except OSError:
         return 0
     return int(_UCRED.unpack(raw)[0])
-
-
-def _count(copy: int) -> int:
-    with contextlib.suppress(OSError):
-        return unread_bytes(copy)
-    return 0

@@ -12,7 +12,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import Piece, Range
     from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
@@ -65,10 +65,10 @@ class CheckpointImages:
         stored = IMAGES + name
         return self._checkpoint.size(stored) if stored in self._checkpoint else None
 
-    def stream(
-        self, name: str, skip: Sequence[Range] = ()
-    ) -> Iterable[bytes | memoryview]:
-        return self._counted(self._checkpoint.stream(IMAGES + name, skip=skip))
+    def stream(self, name: str, skip: Sequence[Range] = ()) -> Iterator[memoryview]:
+        for buffer in self._checkpoint.stream(IMAGES + name, skip=skip):
+            yield memoryview(buffer)
+            self._count(len(buffer))
 
     def copy(
         self, pieces: Mapping[str, Sequence[Piece]], cancelled: Callable[[], bool]
@@ -82,10 +82,3 @@ class CheckpointImages:
     def _count(self, number: int) -> None:
         with self._lock:
             self.bytes += number
-
-    def _counted(
-        self, buffers: Iterable[bytes | bytearray | memoryview]
-    ) -> Iterator[memoryview]:
-        for buffer in buffers:
-            yield memoryview(buffer)
-            self._count(len(buffer))

@@ -176,12 +176,9 @@ class Operations:
         return operation if operation is not None and not operation.done else None
 
     def restoring(self, checkpoint: str) -> bool:
-        return any(
-            not operation.done
-            and (operation.kind, operation.checkpoint)
-            == (orders.Restore.kind, checkpoint)
-            for operation in self._current.values()
-        )
+        running = (one for one in self._current.values() if not one.done)
+        wanted = (orders.Restore.kind, checkpoint)
+        return any((one.kind, one.checkpoint) == wanted for one in running)
 
     def last(self, incarnation: str) -> Operation | None:
         return self._current.get(incarnation)

@@ -150,11 +150,8 @@ class PodPlacements:
         with self._lock:
             before = self._hints.pop(incarnation, None)
             if before is not None and before.pod == hint.pod:
-                said = {
-                    field: value
-                    for field in msgspec.structs.asdict(hint)
-                    if (value := getattr(hint, field))
-                }
+                told = msgspec.structs.asdict(hint).items()
+                said = {field: value for field, value in told if value}
                 hint = msgspec.structs.replace(before, **said)
             self._hints[incarnation] = hint
             while len(self._hints) > _REMEMBERED:

@@ -113,13 +113,9 @@ def _nap(record: NapRecord | None) -> Nap | None:
     return Nap(begun=record.begun, gpus=record.gpus.held())
 
 
-def _checkpoint(record: Record | None, operation: Operation | None) -> str:
-    if (
-        operation is not None
-        and operation.checkpoint
-        and operation.kind != orders.Save.kind
-    ):
-        return operation.checkpoint
+def _checkpoint(record: Record | None, running: Operation | None) -> str:
+    if running and running.checkpoint and running.kind != orders.Save.kind:
+        return running.checkpoint
     return record.checkpoint if record else ""
 
 

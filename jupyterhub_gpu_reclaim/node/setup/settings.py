@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from traitlets import Dict, Enum, Integer, List, TraitError, Unicode, default
+from traitlets import Bool, Dict, Enum, Integer, List, TraitError, Unicode, default
 from traitlets.config import Application, Configurable, catch_config_error
 
 from jupyterhub_gpu_reclaim import __version__
@@ -244,9 +244,7 @@ class AgentSettings(StoreSettings, Application):
         """,
     ).tag(config=True)
 
-    @default("raise_config_file_errors")
-    def _always_raise(self) -> bool:
-        return True  # else a file that is half read counts
+    raise_config_file_errors = Bool(default_value=True)  # half read, it would count
 
     @default("log_level")
     def _default_log_level(self) -> int:

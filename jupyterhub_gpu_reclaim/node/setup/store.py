@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,7 @@ _WAIT: Final = 2.0
 
 
 class StorePresence:
-    """Looks at the store's identity (law 14), from any thread; ``begin`` goes first.
+    """Looks at the store's identity (law 14); ``begin`` goes first.
 
     Looks are made one at a time and aside: an object store that does not answer keeps
     one look waiting for minutes, and nobody who asks for the node's status.
@@ -54,7 +53,6 @@ class StorePresence:
         self._check = check
         self._key_file = key_file
         self._begin = begin
-        self._lock = threading.Lock()
         self._look: Future[list[Finding]] | None = None
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="store")
 
@@ -63,10 +61,9 @@ class StorePresence:
 
     def findings(self) -> list[Finding]:
         """Find what is to be said of the store: nothing is saved while it is absent."""
-        with self._lock:
-            if self._look is None or self._look.done():
-                self._look = self._aside.submit(self._confirm)
-            look = self._look
+        look = self._look
+        if look is None or look.done():
+            look = self._look = self._aside.submit(self._confirm)
         try:
             return look.result(_WAIT)
         except TimeoutError:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
     from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
-    from jupyterhub_gpu_reclaim.checkpoint.staging import StagedFile, Staging
+    from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
     from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.mounts import Mount
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.requirements import Gpus
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
-    from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter, FileWriter
+    from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
 _log = logging.getLogger(__name__)
 
@@ -162,10 +162,8 @@ def save_archives(
         StoreError: the store does not take it.
     """
     for number, mount in enumerate(_private(session)):
-        with ExitStack() as stack:
-            name = ARCHIVE.format(number=number)
-            file: FileWriter | StagedFile = writer.file(name)
-            stack.enter_context(file)
+        name = ARCHIVE.format(number=number)
+        with ExitStack() as stack, writer.file(name) as file:
             contents = closing(rootfs.open_contents(session.init_pid, mount))
             folder, merged = stack.enter_context(contents), None
             if mount.kind == "overlay":
