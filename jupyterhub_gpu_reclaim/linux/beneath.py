@@ -29,6 +29,7 @@ _NO_SYMLINKS: Final = 0x04
 _BENEATH: Final = 0x08
 _IN_ROOT: Final = 0x10
 
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY
 _HOW = struct.Struct("=QQQ")
 
 
@@ -110,18 +111,11 @@ def remove(parent: int, name: bytes) -> None:
     """
     if _unlink(parent, name):
         return
-    waiting = [name]
-    while waiting:
-        path = waiting[-1]
-        with closing(
-            open_beneath(parent, path, os.O_RDONLY | os.O_DIRECTORY)
-        ) as folder:
-            below = [n for n in names_in(folder) if not _unlink(folder, n)]
-        if below:
-            waiting += [path + b"/" + one for one in below]
-        else:
-            waiting.pop()
-            os.rmdir(path, dir_fd=parent)
+    with closing(open_beneath(parent, name, _FOLDER)) as folder:
+        empty(folder)
+        if names_in(folder):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), os.fsdecode(name))
+    os.rmdir(name, dir_fd=parent)
 
 
 def empty(top: int) -> None:
@@ -132,7 +126,7 @@ def empty(top: int) -> None:
     """
     folders = [b"."]
     for path in folders:  # it grows
-        with closing(open_beneath(top, path, os.O_RDONLY | os.O_DIRECTORY)) as folder:
+        with closing(open_beneath(top, path, _FOLDER)) as folder:
             for name in names_in(folder):
                 try:
                     if not _unlink(folder, name):

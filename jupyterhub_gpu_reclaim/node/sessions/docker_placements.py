@@ -28,10 +28,7 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups
 from jupyterhub_gpu_reclaim.node.sessions.placements import PodPlacements
-from jupyterhub_gpu_reclaim.session_init.command_line import (
-    INCARNATION_LABEL,
-    labelled,
-)
+from jupyterhub_gpu_reclaim.session_init.command_line import INCARNATION_LABEL, labelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -176,22 +176,20 @@ class PodPlacements:
         self._inquire({incarnation})
         with self._lock:
             hint = self._hints.get(incarnation, PodHint())
-        if not pod or pod == hint.pod:
-            pod = hint.pod
-        else:
+        if pod not in {"", hint.pod}:
             hint = PodHint(pod=pod)
-        if not pod:
+        if not hint.pod:
             raise _unknown(incarnation, "its pod was not told")
         deadline = time.monotonic() + self._patience
         while True:
-            for session in _oldest(self._claims(pod)):
+            for session in _oldest(self._claims(hint.pod)):
                 if session.incarnation != incarnation:
                     continue
                 if hint.key not in {None, session.key}:
                     raise _unknown(incarnation, f"it claims to be {session.key}")
                 return replace(session, hint=hint)  # its own claims do not count
-            if time.monotonic() > deadline or not self._is_young(pod):
-                raise _unknown(incarnation, f"not in pod {pod}")
+            if time.monotonic() > deadline or not self._is_young(hint.pod):
+                raise _unknown(incarnation, f"not in pod {hint.pod}")
             time.sleep(_PAUSE)  # nothing tells when a process has set its name
 
     def _inquire(self, incarnations: AbstractSet[str]) -> None:
