@@ -4,12 +4,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support import sharing
+from tests.support import root, sharing
 
 
 @pytest.mark.parametrize("file", [file for group in sharing.GROUPS for file in group])
 def test_each_file_of_a_group_is_there_and_runs_with_the_others(file):
-    assert (sharing.TESTS / file).is_file()
+    assert (root.TESTS / file).is_file()
     [group] = [group for group in sharing.GROUPS if file in group]
     scopes = {sharing.scope_of(f"tests/{one}::test_it") for one in group}
     assert scopes == {sharing.scope_of(f"tests/{file}::test_another[1]")}

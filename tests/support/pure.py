@@ -62,6 +62,6 @@ def mark(items: list[pytest.Item]) -> None:
 
 
 def _may_be(file: Path) -> bool:
-    path = file.relative_to(TESTS)
+    path = root.below_tests(file)
     whole = path.parts[0] in ROOMS and path.as_posix() not in NOT
     return whole or path in _LISTED

@@ -5,6 +5,7 @@ A test that is skipped for whoever is not root tells so itself, in its fixtures 
 """
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType
 
@@ -39,6 +40,12 @@ FILES = {
 FOLDERS = {"browser", "e2e", "hub"}
 
 
+@cache
+def below_tests(file: Path) -> Path:
+    """A test's file by its name below ``tests``; asked several times for each test."""
+    return file.relative_to(TESTS)
+
+
 def mark(items: list[pytest.Item]) -> None:
     for item in items:
         if needs_root(item):
@@ -46,7 +53,7 @@ def mark(items: list[pytest.Item]) -> None:
 
 
 def needs_root(item: pytest.Item) -> bool:
-    path = item.path.relative_to(TESTS)
+    path = below_tests(item.path)
     listed = path.parts[0] in FOLDERS or path.as_posix() in FILES
     reasons = [one.kwargs.get("reason", "") for one in item.iter_markers("skipif")]
     skipped = any("root" in reason for reason in reasons)

@@ -7,12 +7,12 @@ what they ask for with the same settings is the same one. It ends with the last 
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
+from tests.support.root import below_tests
+
 #: In this order.
 GROUPS = (
     (
@@ -34,7 +34,7 @@ _NUMBERS = {file: number for number, group in enumerate(GROUPS) for file in grou
 
 def turn_of(item: pytest.Item) -> int:
     """Where a test's file stands in the groups, or one after the last."""
-    file = item.path.relative_to(TESTS).as_posix()
+    file = below_tests(item.path).as_posix()
     return _ORDER.index(file) if file in _ORDER else len(_ORDER)
 
 
@@ -77,4 +77,4 @@ def pytest_runtest_teardown(
 
 
 def scope(item: pytest.Item) -> str:
-    return scope_of(item.path.relative_to(TESTS).as_posix())
+    return scope_of(below_tests(item.path).as_posix())
