@@ -110,7 +110,9 @@ class ControlLoops:
     # --- ticks
     async def tick(self) -> None:
         settings = self.sessions.settings
-        self._take_up_deletions()
+        self.deletions.take_up()
+        for key in self.deletions.pending_keys():
+            self.queue.add(key)
         state = await self.observer.observe_all(STORE_TICKS * settings.tick_interval)
         self.sampler.measure()
         waiting = self.worker.room.line.refresh()
@@ -141,11 +143,6 @@ class ControlLoops:
         if self._news.is_new("journal", error):
             what = "%s: not compared, trying again: %s (%d sessions)"
             _log.warning(what, key, error, len(missed))
-
-    def _take_up_deletions(self) -> None:
-        self.deletions.take_up()
-        for key in self.deletions.pending_keys():
-            self.queue.add(key)
 
     def _compare(self, key: SessionKey, state: ObservedState) -> None:
         observed = self.observer.of(key, state)

@@ -15,7 +15,7 @@ import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.http.client import (
     Answer,
     Connection,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 
 T = TypeVar("T")
+
+_SILENT = Reason.SERVICE_UNREACHABLE
 
 #: Seconds between two requests to a service that is being started, and in all.
 STARTING_PAUSE, STARTING_LIMIT = 0.5, 60.0
@@ -114,7 +116,7 @@ class ServiceClient:
                 if isinstance(line, Answer):
                     raise _refusal(line, path)
                 if line.strip():
-                    yield _decode(line, Event, path)
+                    yield codec.decode_answer(line, Event, path, _SILENT)
         except NoResponse as silent:
             raise _unreachable(str(silent)) from None
 
@@ -122,7 +124,7 @@ class ServiceClient:
 
     async def _request_plan(self, call: str, placement: Placement, kind: type[T]) -> T:
         body = await self._call(call, placement, limit=self._slow_timeout)
-        return _decode(body, kind, call)
+        return codec.decode_answer(body, kind, call, _SILENT)
 
     async def _call(
         self, call: str, what: Placement | Deletion, *, limit: float = 0.0
@@ -155,15 +157,7 @@ class ServiceClient:
 
 
 def _unreachable(detail: str) -> Unreachable:
-    return Unreachable(Reason.SERVICE_UNREACHABLE, detail=detail)
-
-
-def _decode(data: bytes, kind: type[T], path: str) -> T:
-    # Anything else is from a newer service, or from another program.
-    try:
-        return codec.decode(data, kind)
-    except BadRequest as error:
-        raise _unreachable(f"{path}: {error}") from None
+    return Unreachable(_SILENT, detail=detail)
 
 
 def _refusal(answer: Answer, path: str) -> ReclaimError:

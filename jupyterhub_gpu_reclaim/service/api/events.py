@@ -68,13 +68,10 @@ class Events(Streaming, PersonRoute):
                     begun = True
                     self.write(f"retry: {_RETRY}\n\n")
                     if whole:
-                        self._send_all()
+                        for each in context.control.users.sessions():
+                            self._send_session(each)
                 if not await flushed(self, limit=context.stalled):
                     return
-
-    def _send_all(self) -> None:
-        for view in self.context.control.users.sessions():
-            self._send_session(view)
 
     def _send_session(self, view: SessionView) -> None:
         if self._user in {"", view.key.user} and self.person.may_see(view.key):

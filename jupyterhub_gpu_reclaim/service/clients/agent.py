@@ -46,6 +46,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+_SILENT = Reason.AGENT_UNREACHABLE
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -99,7 +100,7 @@ class AgentClient:
             why = "it is no text"
         if why:
             detail = f"token file {self._token}: {why}"
-            raise Unreachable(Reason.AGENT_UNREACHABLE, detail=detail)
+            raise Unreachable(_SILENT, detail=detail)
         return token
 
     # --- looking
@@ -166,7 +167,7 @@ class AgentClient:
     # --- the border
     async def _get(self, path: str, kind: type[T]) -> T:
         answer = await self._ask("GET", path, limit=self._quick)
-        return _decode(answer.body, kind, path)
+        return codec.decode_answer(answer.body, kind, path, _SILENT)
 
     async def _ask(self, method: str, path: str, **more: Any) -> Answer:
         async def once() -> Answer:
@@ -191,7 +192,7 @@ class AgentClient:
                         raise _unreachable(str(error))
                     raise error
                 if line.strip():
-                    yield _decode(line, Event, path)
+                    yield codec.decode_answer(line, Event, path, _SILENT)
         except NoResponse as silent:
             raise _silence(silent) from None
 
@@ -207,15 +208,7 @@ def _silence(error: NoResponse) -> Unreachable:
 
 
 def _unreachable(detail: str) -> Unreachable:
-    return Unreachable(Reason.AGENT_UNREACHABLE, detail=detail)
-
-
-def _decode(data: bytes, kind: type[T], path: str) -> T:
-    """Decode an answer; any other is not our agent's."""
-    try:
-        return codec.decode(data, kind)
-    except BadRequest as error:
-        raise _unreachable(f"{path}: {error}") from None
+    return Unreachable(_SILENT, detail=detail)
 
 
 def _error(answer: Answer, path: str) -> ReclaimError:

@@ -55,7 +55,8 @@ class Authority:
                 return await once()
             except Refused as refusal:
                 self._rise(self._outranked(refusal))
-        raise self._outbid()
+        what = "another service, with a journal of its own, orders it about as well"
+        raise Unreachable(Reason.AGENT_UNREACHABLE, detail=what)
 
     def _outranked(self, refusal: Refused) -> int:
         """The term that refused us; raises any other refusal again."""
@@ -70,7 +71,3 @@ class Authority:
                 self._journal.rise(above)
         except StoreError as error:
             raise Unreachable(Reason.AGENT_UNREACHABLE, detail=str(error)) from None
-
-    def _outbid(self) -> Unreachable:
-        what = "another service, with a journal of its own, orders it about as well"
-        return Unreachable(Reason.AGENT_UNREACHABLE, detail=what)

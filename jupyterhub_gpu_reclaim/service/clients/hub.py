@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 from jupyterhub_gpu_reclaim.common import codec
@@ -18,8 +18,7 @@ from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResp
 from jupyterhub_gpu_reclaim.common.models import HubState, SessionKey, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
-T = TypeVar("T")
-
+_SILENT = Reason.HUB_UNREACHABLE
 #: Users per page; the Hub's own bound is 200.
 PAGE = 200
 #: The Hub answers pages to those who ask for them by this type.
@@ -91,7 +90,8 @@ class HubClient:
         offset: int | None = 0
         while offset is not None:
             path = f"/users?state=active&offset={offset}&limit={PAGE}"
-            page = _decode(await self._get(path, accept=_PAGINATION), _UsersPage, path)
+            answer = await self._get(path, accept=_PAGINATION)
+            page = codec.decode_answer(answer.body, _UsersPage, path, _SILENT)
             found += page.items
             following = page.pagination.get("next")
             offset = following and following["offset"]
@@ -109,7 +109,9 @@ class HubClient:
     async def _user(self, name: str) -> _User | None:
         path = f"/users/{_quoted(name)}"
         answer = await self._get(path, missing_ok=True)
-        return None if answer.status == 404 else _decode(answer, _User, path)
+        if answer.status == 404:
+            return None
+        return codec.decode_answer(answer.body, _User, path, _SILENT)
 
     def groups(self, user: str) -> list[str] | None:
         """The user's groups (``read:users:groups``) as last told; None: not known."""
@@ -216,14 +218,7 @@ def _state(server: _Server) -> HubState:
 
 
 def _unreachable(detail: str) -> Unreachable:
-    return Unreachable(Reason.HUB_UNREACHABLE, detail=detail)
-
-
-def _decode(answer: Answer, kind: type[T], path: str) -> T:
-    try:
-        return codec.decode(answer.body, kind)
-    except BadRequest as error:
-        raise _unreachable(f"{path}: {error}") from None
+    return Unreachable(_SILENT, detail=detail)
 
 
 def _message(answer: Answer) -> str:
