@@ -57,8 +57,8 @@ _NOT_IN_MEMORY: Final = os.O_DIRECT | os.O_DIRECTORY | os.O_NOFOLLOW
 
 #: Those of the memory devices that hold no state, by their minor numbers
 #: (Documentation/admin-guide/devices.txt): null zero full random urandom kmsg.
-MEMORY: Final = 1
-STATELESS: Final = frozenset({3, 5, 7, 8, 9, 11})
+_MEMORY: Final = 1
+_STATELESS: Final = frozenset({3, 5, 7, 8, 9, 11})
 
 
 class FileIdentity(NamedTuple):
@@ -190,7 +190,7 @@ class Reopener:
         kind = stat.S_IFMT(status.st_mode)
         if wish.mode and kind != stat.S_IFMT(wish.mode):
             raise refused(Reason.FILE_MISSING, wish.path)
-        if kind == stat.S_IFCHR and not _is_memory_device(status):
+        if kind == stat.S_IFCHR and not is_memory_device(status):
             raise refused(Reason.FILE_DENIED, wish.path, "it is a device")
         if wish.is_folder:
             return self._enter(wish, found)
@@ -272,9 +272,10 @@ class Reopener:
             return wish.is_contents and open_files.has_contents(saved, found)
 
 
-def _is_memory_device(status: os.stat_result) -> bool:
+def is_memory_device(status: os.stat_result) -> bool:
+    """Whether a character device is one of memory that has no state (``/dev/null``)."""
     major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
-    return major == MEMORY and minor in STATELESS
+    return major == _MEMORY and minor in _STATELESS
 
 
 def _make_fifo(folder: int) -> int:

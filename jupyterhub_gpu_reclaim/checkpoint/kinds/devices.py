@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Final
 
-from jupyterhub_gpu_reclaim.checkpoint.files.reopen import MEMORY, STATELESS
+from jupyterhub_gpu_reclaim.checkpoint.files.reopen import is_memory_device
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES as GPU_DEVICES
 from jupyterhub_gpu_reclaim.checkpoint.kinds import terminals
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
@@ -50,13 +50,11 @@ def _refused(one: Program) -> Iterator[str]:
 
 
 def _harmless(one: Program, status: os.stat_result, link: str) -> bool:
-    major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
     if stat.S_ISBLK(status.st_mode):
         return False
-    if major == MEMORY:
-        return minor in STATELESS
     if status.st_rdev == terminals.DEV_TTY:
         kind, _, fd = link.partition("/")
         return kind == "fd" and terminals.can_be_named(one, int(fd))
+    major = os.major(status.st_rdev)
     pty = major in _PTY_MASTERS or major in terminals.PTYS
-    return pty or status.st_rdev == _PTMX
+    return is_memory_device(status) or pty or status.st_rdev == _PTMX

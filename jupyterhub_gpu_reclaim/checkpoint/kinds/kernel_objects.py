@@ -40,8 +40,7 @@ class KernelObjects(Kind):
                 if kind == "io_uring":
                     yield one.found(Reason.IO_URING)
                 else:
-                    words = f"a kernel object ({kind})"
-                    yield one.holds(words)
+                    yield one.holds(f"a kernel object ({kind})")
 
 
 class Memfds(Kind):
