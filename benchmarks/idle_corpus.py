@@ -99,7 +99,7 @@ def watch(stage: Stage, seconds: float) -> list[Sample]:
                 taken += await sampler.sample_all([stage.target()])
                 await asyncio.sleep(INTERVAL)
         finally:
-            sampler.close()
+            sampler.client.close()
         return taken
 
     return asyncio.run(look())

@@ -66,7 +66,7 @@ def _controller(journal: Journal, agent: Any, hub: Any) -> Controller:
         journal=journal,
         agent=agent,
         hub=hub,
-        decide=Decider(Guards(), [idle]),
+        decide=Decider(Guards().denials, [idle]),
         window=lambda: Window(span=idle.idle_after, interval=10.0),
         clock=SystemClock(),
         settings=Settings(),

@@ -63,7 +63,7 @@ async def _measure(size: int, journal: Journal) -> tuple[float, float, float]:
         (agent.suspended if number % RUNNING else agent.running)(key, journal)
     idle = IdlePolicy()
     pressure = PressurePolicy(idle, pressure_idle_after=300.0)
-    decide = Decider(Guards(), [idle, pressure])
+    decide = Decider(Guards().denials, [idle, pressure])
     controller = Controller(
         journal=journal,
         agent=agent,

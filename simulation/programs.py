@@ -576,7 +576,7 @@ class Service:
             "journal": rows,
             "agent": self._agent,
             "hub": self._hub,
-            "decide": Decider(guards, [idle]),
+            "decide": Decider(guards.denials, [idle]),
             "naps": naps if self._nap_after else None,
             "window": lambda: Window(span=IDLE_SECONDS, interval=interval),
             "clock": self._clock,

@@ -62,7 +62,6 @@ from jupyterhub_gpu_reclaim.node.setup.store import open_store
 from jupyterhub_gpu_reclaim.node.state_folder import RECORDS
 from jupyterhub_gpu_reclaim.node.workflows import rescue
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
-from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 
@@ -147,7 +146,6 @@ class AgentApp(AgentSettings):
                     )
                 _leave_after(_CLOSE_SECONDS, status)
                 await server.close_all_connections()
-                node.sampler.close()
                 node.tools.client.close()
                 await asyncio.to_thread(node.tools.accelerator.close)
                 await asyncio.to_thread(store.close)
@@ -179,18 +177,19 @@ class AgentApp(AgentSettings):
     ) -> LocalNode:
         store = opened.repository
         accelerator = self.accelerator()
+        sampler = Sampler(clock, accelerator.cards)
         shutil.rmtree(state / "work", ignore_errors=True)
         work = folder(state / "work")
         criu = CheckedCriu(Path(self.criu_dir), clock)
         return LocalNode(
             placements=placements,
             operations=Operations(),
-            sampler=TreeSampler(Sampler(clock, accelerator.cards)),
+            sampler=TreeSampler(sampler),
             tools=WorkflowTools(
                 records=Records(folder(state / RECORDS)),
                 store=store,
                 criu=criu,
-                client=jupyter_api.make_client(),
+                client=sampler.client,
                 clock=clock,
                 limits=self.limits(),
                 work=work,

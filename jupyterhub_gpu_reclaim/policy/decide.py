@@ -22,14 +22,15 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.policy import probe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 @dataclass(frozen=True)
 class Decider:
     """Asks guards, policies, then the probe, whose missing answer is a denial."""
 
-    guards: Forbids
+    #: what forbids it now, the most telling first: ``Guards.denials``
+    forbids: Callable[[SessionSnapshot, float], list[Decision]]
     policies: Sequence[Policy]
     probed: bool = False
 
@@ -38,7 +39,7 @@ class Decider:
 
         If all that forbid it end at known times, the deciding one's ``at`` is the last.
         """
-        denials = self.guards.denials(snapshot, now)
+        denials = self.forbids(snapshot, now)
         answers = [policy.reasons(snapshot, now) for policy in self.policies]
         wanted = next((each for each in answers if each[0].reclaim), None)
         if not denials and wanted is not None and self.probed:
@@ -79,13 +80,6 @@ class SessionSnapshot(Value, frozen=True, kw_only=True):
     made_room_at: float | None = None  #: when it last napped for another session
     #: Number of sessions that wait for a GPU, if this one was selected to go.
     wanted: int = 0
-
-
-class Forbids(Protocol):
-    """Rules that come before the policies: ``Guards``."""
-
-    def denials(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Return what forbids a suspend now, the most telling first; may be empty."""
 
 
 class Policy(Protocol):

@@ -69,7 +69,7 @@ class NapPolicy(Configurable):
         self._idle = idle
         self._guards = guards
         self._seats = seats
-        self._decide = Decider(guards, [self])
+        self._decide = Decider(guards.denials, [self])
 
     def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         return self._decide(snapshot, now)

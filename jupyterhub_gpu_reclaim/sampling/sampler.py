@@ -190,7 +190,7 @@ class Sampler:
         self._cards = cards
         self._looked_at_cards = clock.now()
         self._last_cards: list[CardUse] | None = None
-        self._client: AsyncHTTPClient = jupyter_api.make_client()
+        self.client: AsyncHTTPClient = jupyter_api.make_client()
         self._seconds = answer_seconds
         #: Last answers of each server, for the sessions that were sampled last.
         self._known: dict[
@@ -200,9 +200,6 @@ class Sampler:
         self._connections = Connections()
         #: Looks at processes, by incarnation, and at connections, by network namespace.
         self._looks = _Looks()
-
-    def close(self) -> None:
-        self._client.close()
 
     async def sample_all(self, watched: list[SampleTarget]) -> list[Sample]:
         """Sample all at once; a slow one delays none of the others, none raises."""
@@ -249,7 +246,7 @@ class Sampler:
         else:
             known = self._known.get(watched.address)
             server = _Server(
-                watched.address, self._client, known, self._seconds, problems
+                watched.address, self.client, known, self._seconds, problems
             )
             answers = await server.answers(self._schedulers, self._clock.now())
             answers = replace(answers, traffic=traffic.get(watched.incarnation))

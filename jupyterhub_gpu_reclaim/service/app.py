@@ -145,7 +145,7 @@ class ReclaimService(Application, Options):
         under_pressure = pressure.pressure_idle_after
         guards = Guards(parent=self)
         probe = asking(self.probe)
-        decide = Decider(guards, [idle, pressure], probed=probe is not None)
+        decide = Decider(guards.denials, [idle, pressure], probed=probe is not None)
         rules = Rules(parent=self)
         naps = NapPolicy(idle, guards, seats=self.seats_per_gpu, parent=self)
         nap_after = max(naps.usually_after, rules.longest("nap_after"))

@@ -146,7 +146,7 @@ async def test_service_that_has_just_started_has_metrics_of_its_sessions(saved):
 async def test_who_is_idle_goes_for_who_waits_and_no_sooner(world):
     idle = IdlePolicy(idle_after=900.0)
     pressure = PressurePolicy(idle, pressure_idle_after=20.0)
-    decide = Decider(Guards(), [idle, pressure])
+    decide = Decider(Guards().denials, [idle, pressure])
     controller = await world.controller(
         decide=decide, choose=partial(choose_to_go, decide)
     )

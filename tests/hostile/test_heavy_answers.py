@@ -56,7 +56,7 @@ async def sampled(*ports: int, rounds: int = 1) -> list[Sample]:
             taken = await sampler.sample_all(targets)
         return taken
     finally:
-        sampler.close()
+        sampler.client.close()
 
 
 HEAVY = {
@@ -134,7 +134,7 @@ async def test_answers_that_are_remembered_have_a_limit():
                 answers[f"api/contents/{turn}-{n}"] = saved
             await sampler.sample_all([target])
         (known,) = sampler._known.values()
-        sampler.close()
+        sampler.client.close()
     assert sum(len(answer.body) for answer in known.values()) <= MIB
 
 

@@ -101,7 +101,7 @@ def test_neighbours_of_a_crowd_are_looked_at_once_and_quickly(crowd):
 async def test_session_with_too_many_files_is_missing_alone(crowd):
     sampler = Sampler(SystemClock(), NoCards(), answer_seconds=60.0)
     eve, ada = await sampler.sample_all([session("eve", crowd), session("ada")])
-    sampler.close()
+    sampler.client.close()
     assert eve.moved is None
     assert "over 16384 files" in eve.problem
     assert ada.moved == 0
@@ -127,7 +127,7 @@ async def test_look_at_connections_does_not_begin_while_the_last_one_hangs(monke
     let_go.set()
     while (await sampler.sample_all(mine))[0].moved is None:
         await asyncio.sleep(0.01)
-    sampler.close()
+    sampler.client.close()
 
 
 def test_what_others_connect_to_on_the_same_port_is_not_a_sessions_own():

@@ -20,7 +20,7 @@ class Hungry:
 
 @pytest.fixture
 def decider():
-    return Decider(Guards(), [IdlePolicy()])
+    return Decider(Guards().denials, [IdlePolicy()])
 
 
 def test_veto_of_a_guard_wins_over_idleness(decider, snapshot):
@@ -41,7 +41,7 @@ def test_reason_without_known_end_leaves_the_time_open(decider, snapshot):
 
 
 def test_second_policy_that_wants_it_is_enough(snapshot):
-    decider = Decider(Guards(), [IdlePolicy(), Hungry()])
+    decider = Decider(Guards().denials, [IdlePolicy(), Hungry()])
     (verdict,) = decider(snapshot({"last_active": NOW}), NOW)
     assert verdict.code == "pressure"
     found = decider(snapshot({"last_active": NOW}, opted_out_by="ada"), NOW)
@@ -86,7 +86,7 @@ NEEDED = ("last_active", "kernels", "terminals", "cpu_percent", "gpu_percent")
 
 @given(snapshots)
 def test_decision_of_anything_keeps_the_laws(snapshot):
-    found = Decider(Guards(), [IdlePolicy()])(snapshot, NOW)
+    found = Decider(Guards().denials, [IdlePolicy()])(snapshot, NOW)
     assert found
     assert all(verdict.message.endswith(".") for verdict in found)
     if found[0].reclaim:
@@ -118,7 +118,7 @@ def test_decision_with_any_field_missing_is_never_reclaim(missing):
     )
     usage = msgspec.structs.replace(whole, **dict.fromkeys(missing))
     key = SessionKey("ada")
-    decider = Decider(Guards(), [IdlePolicy()])
+    decider = Decider(Guards().denials, [IdlePolicy()])
     good = SessionSnapshot(key=key, phase=Phase.RUNNING, usage=whole)
     assert decider(good, NOW)[0].reclaim
     bad = SessionSnapshot(key=key, phase=Phase.RUNNING, usage=usage)

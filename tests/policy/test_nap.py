@@ -44,7 +44,7 @@ def test_idle_session_naps_long_before_it_is_suspended(snapshot, now):
     assert verdict.message == "Idle for 3 min 20 s (naps after 3 min)."
     connected = snapshot({"last_active": now - 200, "outside": ["10.1.2.3:5432"]})
     assert decider()(connected, now)[0].reclaim  # a nap ends no connection
-    assert not Decider(Guards(), [IdlePolicy()])(idle, now)[0].reclaim
+    assert not Decider(Guards().denials, [IdlePolicy()])(idle, now)[0].reclaim
 
 
 @pytest.mark.parametrize(
@@ -109,5 +109,5 @@ def test_rules_set_it_for_some_sessions(snapshot, now):
 
 def test_session_that_naps_goes_on_being_idle_and_is_suspended(snapshot, now):
     naps = snapshot({"gpu_memory": 0}, phase=Phase.NAPPING, since=now - 1700)
-    (verdict,) = Decider(Guards(), [IdlePolicy(idle_after=900)])(naps, now)
+    (verdict,) = Decider(Guards().denials, [IdlePolicy(idle_after=900)])(naps, now)
     assert (verdict.reclaim, verdict.code) == (True, "idle")

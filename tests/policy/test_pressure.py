@@ -21,7 +21,7 @@ ZOE = Want(key=SessionKey("zoe"))
 def decider(after=300.0, idle_after=900.0, **guards):
     idle = IdlePolicy(idle_after=idle_after)
     pressure = PressurePolicy(idle, pressure_idle_after=after)
-    return Decider(Guards(**guards), [idle, pressure])
+    return Decider(Guards(**guards).denials, [idle, pressure])
 
 
 def session(

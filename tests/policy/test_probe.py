@@ -8,7 +8,7 @@ from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.probe import HOLDS, Probed, read
 from tests.policy.conftest import NOW
 
-DECIDE = Decider(Guards(), [IdlePolicy()], probed=True)
+DECIDE = Decider(Guards().denials, [IdlePolicy()], probed=True)
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_knowing_more_never_changes_what_was_certain(rules, about):
 
 
 def test_verdicts_say_which_rule_decided(snapshot, now):
-    decide = Decider(Guards(), [IdlePolicy()])
+    decide = Decider(Guards().denials, [IdlePolicy()])
 
     def first(**changes):
         by = dict.fromkeys(changes, "group staff")

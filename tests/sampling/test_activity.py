@@ -115,7 +115,7 @@ def sample(*sessions: SampleTarget, seconds: float = 60.0) -> list[Sample]:
         try:
             return await sampler.sample_all(list(sessions))
         finally:
-            sampler.close()
+            sampler.client.close()
 
     return asyncio.run(take())
 
@@ -131,7 +131,7 @@ async def samples_of(page):
             return taken
 
         yield take
-        sampler.close()
+        sampler.client.close()
 
 
 class Heard(RequestHandler):
@@ -302,7 +302,7 @@ def test_sample_of_a_server_that_talks_nonsense_is_unknown(server, answer):
             try:
                 return (await sampler.sample_all([watched(server, port)]))[0]
             finally:
-                sampler.close()
+                sampler.client.close()
 
     taken = asyncio.run(take())
     assert taken.kernels is None or not taken.jupyter
@@ -381,7 +381,7 @@ async def test_sample_of_processes_that_hang_takes_one_thread(monkeypatch):
     while "has not ended" in await problem():
         await asyncio.sleep(0.01)
     assert len(begun) == 2
-    sampler.close()
+    sampler.client.close()
 
 
 TYPES = """
@@ -506,7 +506,7 @@ def looks(server, between, count: int = 2) -> list[Sample]:
         for _ in range(count - 1):
             await asyncio.to_thread(between)
             taken += await sampler.sample_all([watched(server)])
-        sampler.close()
+        sampler.client.close()
         return taken
 
     return asyncio.run(take())

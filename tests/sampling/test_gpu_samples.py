@@ -41,7 +41,7 @@ async def take(cards, *sessions: SampleTarget, seconds: float = 60.0):
     try:
         return await sampler.sample_all(list(sessions))
     finally:
-        sampler.close()
+        sampler.client.close()
 
 
 async def test_each_session_gets_its_own_part_of_one_look():
@@ -60,7 +60,7 @@ async def test_a_second_look_right_after_reaches_back_far_enough():
     now = SystemClock().now()
     for _ in range(2):
         await sampler.sample_all([watched("ann", os.getpid())])
-    sampler.close()
+    sampler.client.close()
     assert all(now - since >= CARD_SECONDS - 1 for since in cards.asked)
 
 

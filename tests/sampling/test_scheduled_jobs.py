@@ -95,7 +95,7 @@ async def samples_of(answers, count=1):
     async with served(Application([("/(.*)", Server)])) as port:
         targets = [sampled_here(port)]
         taken = [(await sampler.sample_all(targets))[0] for _ in range(count)]
-        sampler.close()
+        sampler.client.close()
         return taken
 
 

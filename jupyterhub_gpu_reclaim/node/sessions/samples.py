@@ -38,9 +38,6 @@ class TreeSampler:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    def close(self) -> None:
-        self._sampler.close()
-
     async def samples(self, known: list[tuple[Session, Tree]]) -> list[Sample]:
         children = await asyncio.to_thread(processes.families)
         # At the same time: each may keep us waiting, for a second or so.
