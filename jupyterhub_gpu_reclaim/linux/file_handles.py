@@ -7,21 +7,14 @@ FUSE mostly do not). Opening one takes CAP_DAC_READ_SEARCH.
 
 from __future__ import annotations
 
-import ctypes
 import os
+import struct
 from typing import Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 
 MAX_BYTES: Final = 128  # MAX_HANDLE_SZ of <fcntl.h>
-
-
-class _Handle(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_uint),
-        ("kind", ctypes.c_int),
-        ("data", ctypes.c_ubyte * MAX_BYTES),
-    )
+_HEAD: Final = struct.Struct("=Ii")  #: ``struct file_handle``: size and type
 
 
 class FileHandle(NamedTuple):
@@ -39,7 +32,6 @@ def open_handle(mount: int, handle: FileHandle) -> int:
     Raises:
         OSError: as ``open`` does; ESTALE if there is no such file any more.
     """
-    given = _Handle(len(handle.data), handle.kind)
-    ctypes.memmove(given.data, handle.data, min(len(handle.data), MAX_BYTES))
+    given = _HEAD.pack(len(handle.data), handle.kind) + handle.data
     flags = os.O_PATH | os.O_CLOEXEC
-    return checked(libc.open_by_handle_at(mount, ctypes.byref(given), flags))
+    return checked(libc.open_by_handle_at(mount, given, flags))
