@@ -102,7 +102,8 @@ class Place:
     def kill(self) -> None:
         """As an agent does it: what is left in TIME_WAIT would keep its ports."""
         with contextlib.suppress(ReclaimError):
-            tree = freeze.stop(self.init_pid, self.init_start, timeout=20)
+            # What hangs in vfork(2) never stops.
+            tree = freeze.stop(self.init_pid, self.init_start, timeout=4)
             inet.reset_all(self.init_pid, [one.pid for one in tree.processes])
         processes.kill_session(self.init_pid, self.init_start, timeout=20)
         self.popen.wait(60)
