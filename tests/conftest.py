@@ -4,6 +4,7 @@ import gc
 import os
 import resource
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -26,6 +27,8 @@ COMPUTE = ["simulation", "node", "checkpoint", "hostile"]
 #: Modules that take the place of slow ones that no test needs. Here, before a room's
 #: own conftest.py imports any of them.
 LIGHT = str(light_modules.FOLDER)
+#: Nobody has its key.
+ONE_CERTIFICATE = Path(__file__).parent / "support" / "one_certificate.pem"
 sys.path.insert(0, LIGHT)
 gc.disable()  # until all tests are known: nothing that is imported goes away
 
@@ -49,8 +52,9 @@ def pytest_configure(config: pytest.Config) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))
     if not _outside(config):
         # Each program reads the machine's certificates up to three times, 50 ms each,
-        # also where the environment says which; Node takes 80 ms for its own.
-        os.environ["SSL_CERT_FILE"] = os.devnull
+        # also where the environment says which; Node takes 80 ms for its own. A file
+        # without any is an error to httpx.
+        os.environ["SSL_CERT_FILE"] = str(ONE_CERTIFICATE)
         os.environ.pop("NODE_EXTRA_CA_CERTS", None)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if LIGHT not in paths:
