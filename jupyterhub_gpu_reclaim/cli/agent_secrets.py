@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.cli.output import print_json, say
 from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
-from jupyterhub_gpu_reclaim.common.http.client import Connection, NoResponse
+from jupyterhub_gpu_reclaim.common.http.client import Connection
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.settings.placement import AGENT_NAME
 
@@ -136,6 +136,7 @@ def _api_server() -> Connection:
     return Connection(
         f"https://{host}:{port}",
         lambda: {"Authorization": f"Bearer {token}"},
+        Reason.CLUSTER_UNREACHABLE,
         ca_file=str(ACCOUNT / "ca.crt"),
     )
 
@@ -162,10 +163,7 @@ async def _asked(
             "body": json.dumps(body).encode(),
             "headers": {"Content-Type": "application/json"},
         }
-    try:
-        answer = await api.ask(method, path, limit=_LIMIT, **more)
-    except NoResponse as error:
-        raise Unreachable(Reason.CLUSTER_UNREACHABLE, detail=str(error)) from None
+    answer = await api.ask(method, path, limit=_LIMIT, **more)
     if answer.status == 404 and method == "GET":
         return None
     if answer.status >= 400:

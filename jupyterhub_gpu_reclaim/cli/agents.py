@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.cli import agent_secrets
 from jupyterhub_gpu_reclaim.cli.output import say, say_findings
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
-from jupyterhub_gpu_reclaim.common.http.client import Connection, NoResponse
+from jupyterhub_gpu_reclaim.common.http.client import Connection
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import count, sentence
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
@@ -100,11 +100,13 @@ async def _check_agent(args: argparse.Namespace, ip: str) -> bool:
     address, vouched = f"https://{AGENT_NAME}:{args.port}", str(args.ca_file)
     ours = AgentClient(address, args.token_file, ca_file=vouched, at=ip, quick=LIMIT)
     wrong = {"Authorization": f"Bearer {secrets.token_hex()}"}
-    stranger = Connection(address, lambda: wrong, ca_file=vouched, at=ip)
+    stranger = Connection(
+        address, lambda: wrong, Reason.AGENT_UNREACHABLE, ca_file=vouched, at=ip
+    )
     try:
         status = await ours.status()
         answer = await stranger.ask("GET", "/v1/sessions", limit=LIMIT)
-    except (ReclaimError, NoResponse) as error:
+    except ReclaimError as error:
         say(f"{ip}: {error}")
         return False
     finally:

@@ -12,8 +12,8 @@ from urllib.parse import quote, urlsplit
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.drain import HERE, DrainOrder, DrainReport
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError
+from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection
 from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     SessionKey,
@@ -48,13 +48,18 @@ class SessionsClient:
         self, url: str, token: str, *, ca_file: str = "", timeout: float = 30.0
     ) -> None:
         address, self._prefix = _parts(url)
-        self._url = address + self._prefix
         self._timeout = timeout
         headers = {
             "Authorization": f"token {token}",
             "Content-Type": "application/json",
         }
-        self._http = Connection(address, lambda: headers, ca_file=ca_file)
+        self._http = Connection(
+            address,
+            lambda: headers,
+            Reason.API_UNREACHABLE,
+            ca_file=ca_file,
+            url=address + self._prefix,
+        )
 
     def close(self) -> None:
         self._http.close()
@@ -95,17 +100,14 @@ class SessionsClient:
         """
         name = b""
         path = f"{self._prefix}/api/events"
-        try:
-            async for line in self._http.lines("GET", path, silence=MAX_SILENCE):
-                if isinstance(line, Answer):
-                    raise self._refusal(line)
-                field, _, value = line.partition(b": ")
-                if field == b"event":
-                    name = value
-                elif field == b"data" and name == b"session":
-                    yield self._decode(value, SessionView)
-        except NoResponse as silent:
-            raise self._unreachable("the stream of changes broke", silent) from None
+        async for line in self._http.lines("GET", path, silence=MAX_SILENCE):
+            if isinstance(line, Answer):
+                raise self._refusal(line)
+            field, _, value = line.partition(b": ")
+            if field == b"event":
+                name = value
+            elif field == b"data" and name == b"session":
+                yield self._decode(value, SessionView)
 
     async def _ask(
         self, method: str, path: str, kind: type[T], body: object = None
@@ -115,12 +117,8 @@ class SessionsClient:
 
     async def _call(self, method: str, path: str, body: object = None) -> Answer:
         more = {} if body is None else {"body": codec.encode(body)}
-        try:
-            answer = await self._http.ask(
-                method, f"{self._prefix}/api/{path}", limit=self._timeout, **more
-            )
-        except NoResponse as silent:
-            raise self._unreachable(_cause(silent), silent) from None
+        path = f"{self._prefix}/api/{path}"
+        answer = await self._http.ask(method, path, limit=self._timeout, **more)
         if answer.status >= 300:
             raise self._refusal(answer)
         return answer
@@ -130,7 +128,7 @@ class SessionsClient:
             return codec.decode(data, kind)
         except BadRequest as error:
             why = "what it says is not understood; is it of another version"
-            raise self._unreachable(why, error) from None
+            raise self._http.unanswered(error, why=why) from None
 
     def _refusal(self, answer: Answer) -> ReclaimError:
         """Read the service's own error; an answer without one is not the service's."""
@@ -139,12 +137,8 @@ class SessionsClient:
             why = "it sends us elsewhere; give the address where that ends, with https"
         elif answer.status >= 500:
             why = "what stands before it says that it is away"
-        return answer.refusal() or self._unreachable(f"{why} (status {answer.status})")
-
-    def _unreachable(self, why: str, detail: object = "") -> Unreachable:
-        return Unreachable(
-            Reason.API_UNREACHABLE, url=self._url, why=why, detail=str(detail)
-        )
+        why = f"{why} (status {answer.status})"
+        return answer.refusal() or self._http.unanswered("", why=why)
 
 
 def _drain_of(node: str) -> str:
@@ -167,9 +161,3 @@ def _parts(url: str) -> tuple[str, str]:
     if "/services/" not in path:
         path += SERVICE
     return f"{parts.scheme}://{parts.netloc}", path
-
-
-def _cause(silent: NoResponse) -> str:
-    """The end of the library's message: "Connection refused"."""
-    text = str(silent).rpartition(": ")[2].rpartition("] ")[2].strip(". ")
-    return text[:1].lower() + text[1:]

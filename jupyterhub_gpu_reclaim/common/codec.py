@@ -41,19 +41,6 @@ def decode(data: bytes | str, kind: type[T]) -> T:
         raise BadRequest(Reason.INVALID, what=f"Not understood: {error}.") from None
 
 
-def decode_answer(data: bytes, kind: type[T], path: str, silence: Reason) -> T:
-    """As :func:`decode`, of what another part answers at a path.
-
-    Raises:
-        Unreachable: with the reason ``silence``: what is there is another program, or
-            of another version, and has not answered.
-    """
-    try:
-        return decode(data, kind)
-    except BadRequest as error:
-        raise Unreachable(silence, detail=f"{path}: {error}") from None
-
-
 #: Of everything of ours that is kept in a file or in a row of the Hub's database.
 VERSION = 1
 

@@ -15,13 +15,7 @@ import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.common.http.client import (
-    Answer,
-    Connection,
-    NobodyThere,
-    NoResponse,
-)
+from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NobodyThere
 from jupyterhub_gpu_reclaim.common.models import (
     Event,
     Placement,
@@ -35,10 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
+    from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
 T = TypeVar("T")
-
-_SILENT = Reason.SERVICE_UNREACHABLE
 
 #: Seconds between two requests to a service that is being started, and in all.
 STARTING_PAUSE, STARTING_LIMIT = 0.5, 60.0
@@ -68,7 +61,9 @@ class ServiceClient:
         self._slow_timeout = slow_timeout
         self._waits = True  #: for a service that does not listen
         self._prefix = prefix.rstrip("/") + "/api/spawner/"
-        self._http = Connection(address, lambda: {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        silence = Reason.SERVICE_UNREACHABLE
+        self._http = Connection(address, lambda: headers, silence)
 
     def close(self) -> None:
         self._http.close()
@@ -111,20 +106,17 @@ class ServiceClient:
             Unreachable: the stream broke; call again.
         """
         path = f"{self._prefix}progress/{key.path}"
-        try:
-            async for line in self._http.lines("GET", path, silence=MAX_SILENCE):
-                if isinstance(line, Answer):
-                    raise _refusal(line, path)
-                if line.strip():
-                    yield codec.decode_answer(line, Event, path, _SILENT)
-        except NoResponse as silent:
-            raise _unreachable(str(silent)) from None
+        async for line in self._http.lines("GET", path, silence=MAX_SILENCE):
+            if isinstance(line, Answer):
+                raise self._refusal(line, path)
+            if line.strip():
+                yield self._http.decode(line, Event, path)
 
     # --- one call ------------------------------------------------------------------
 
     async def _request_plan(self, call: str, placement: Placement, kind: type[T]) -> T:
         body = await self._call(call, placement, limit=self._slow_timeout)
-        return codec.decode_answer(body, kind, call, _SILENT)
+        return self._http.decode(body, kind, call)
 
     async def _call(
         self, call: str, what: Placement | Deletion, *, limit: float = 0.0
@@ -138,28 +130,22 @@ class ServiceClient:
                 answer = await self._http.ask(
                     "POST", self._prefix + call, limit=limit, body=body
                 )
-            except NobodyThere as absent:
+            except NobodyThere:
                 if now() >= there:
                     self._waits = False
-                    raise _unreachable(str(absent)) from None
+                    raise
                 await asyncio.sleep(STARTING_PAUSE)
                 continue
-            except NoResponse as silent:
-                raise _unreachable(str(silent)) from None
             self._waits = True
             if answer.status < 300:
                 return answer.body
-            refusal = _refusal(answer, call)
+            refusal = self._refusal(answer, call)
             starts = refusal.reason is Reason.SERVICE_STARTING
             if not starts or now() >= until:
                 raise refusal
             await asyncio.sleep(STARTING_PAUSE)
 
-
-def _unreachable(detail: str) -> Unreachable:
-    return Unreachable(_SILENT, detail=detail)
-
-
-def _refusal(answer: Answer, path: str) -> ReclaimError:
-    # An error without our code counts as no answer.
-    return answer.refusal() or _unreachable(f"{path}: status {answer.status}")
+    def _refusal(self, answer: Answer, path: str) -> ReclaimError:
+        # An error without our code counts as no answer.
+        silence = self._http.unanswered(f"{path}: status {answer.status}")
+        return answer.refusal() or silence

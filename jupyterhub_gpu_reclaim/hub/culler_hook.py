@@ -22,8 +22,9 @@ from traitlets.log import get_logger
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
-from jupyterhub_gpu_reclaim.common.http.client import Connection, NoResponse
+from jupyterhub_gpu_reclaim.common.http.client import Connection
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey, SessionView
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,6 +46,7 @@ def asking(
     connection = Connection(
         service.rstrip("/") + prefix,
         lambda: {"Authorization": f"token {os.environ['JUPYTERHUB_API_TOKEN']}"},
+        Reason.SERVICE_UNREACHABLE,
     )
 
     async def hook(
@@ -77,9 +79,9 @@ async def _may_end(connection: Connection, key: SessionKey) -> bool:
         if answer.status == 404:
             return True
         if answer.status >= 400:
-            raise answer.refusal() or NoResponse(f"status {answer.status}")
+            raise answer.refusal() or connection.unanswered(answer.status)
         view = codec.decode(answer.body, SessionView)
-    except (ReclaimError, NoResponse) as error:
+    except ReclaimError as error:
         get_logger().warning("gpu-reclaim: %s is left alone: %s", key, error)
         return False
     return view.phase is Phase.RUNNING and view.failure is not None

@@ -32,7 +32,11 @@ async def cluster():
 
 @pytest.fixture
 async def api(cluster):
-    made = Connection(cluster.url, lambda: {"Authorization": "Bearer hook"})
+    made = Connection(
+        cluster.url,
+        lambda: {"Authorization": "Bearer hook"},
+        Reason.CLUSTER_UNREACHABLE,
+    )
     yield made
     made.close()
 

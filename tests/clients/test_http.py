@@ -8,6 +8,7 @@ import pytest
 from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim.common.http.client import Connection
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.support.served import served
 
 
@@ -34,7 +35,9 @@ class Drip(RequestHandler):
 async def connection():
     Drip.left = asyncio.Event()
     async with served(Application([(".*", Drip)])) as port:
-        connection = Connection(f"http://127.0.0.1:{port}", dict)
+        connection = Connection(
+            f"http://127.0.0.1:{port}", dict, Reason.HUB_UNREACHABLE
+        )
         yield connection
         connection.close()
 

@@ -11,8 +11,9 @@ from tornado.web import Application, HTTPError, RequestHandler
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
-from jupyterhub_gpu_reclaim.common.http.client import Connection, NoResponse
+from jupyterhub_gpu_reclaim.common.http.client import Connection
 from jupyterhub_gpu_reclaim.common.models import Sample
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 from tests.support.nvml import NoCards
@@ -148,8 +149,8 @@ async def test_bomb_is_not_unpacked():
     ):
         tracemalloc.start()
         eve, ada = await sampled(port, fine)
-        far = Connection(f"http://127.0.0.1:{port}", dict)
-        with contextlib.suppress(NoResponse):
+        far = Connection(f"http://127.0.0.1:{port}", dict, Reason.HUB_UNREACHABLE)
+        with contextlib.suppress(Unreachable):
             answer = await far.ask("GET", "/api/kernels", limit=10.0)
             assert len(answer.body) <= len(bomb)
         far.close()

@@ -394,7 +394,7 @@ class Running:
         return await AsyncHTTPClient().fetch(request, raise_error=False)
 
     async def spawner(self, path: str, body: object, method: str = "POST") -> Answer:
-        http = Connection(self.socket, dict)
+        http = Connection(self.socket, dict, Reason.SERVICE_UNREACHABLE)
         data = json.dumps(body).encode() if method == "POST" else None
         where = f"{PREFIX}api/spawner/{path}"
         answer = await http.ask(method, where, limit=20, body=data)

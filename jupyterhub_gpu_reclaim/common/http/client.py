@@ -1,4 +1,8 @@
-"""HTTP client for unix sockets and TCP; raises :class:`NoResponse` for no answer."""
+"""HTTP client for unix sockets and TCP.
+
+No answer, or one that is not our other part's, is ``Unreachable``, with the reason that
+a connection is made with; its detail is for the log.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from tornado.httpclient import HTTPError, HTTPRequest
@@ -16,7 +20,12 @@ from tornado.simple_httpclient import SimpleAsyncHTTPClient
 from tornado.tcpclient import TCPClient
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Refused
+from jupyterhub_gpu_reclaim.common.errors import (
+    BadRequest,
+    ReclaimError,
+    Refused,
+    Unreachable,
+)
 from jupyterhub_gpu_reclaim.common.http import unix_sockets
 from jupyterhub_gpu_reclaim.common.models import Failure
 
@@ -24,6 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from tornado.netutil import Resolver
+
+    from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+T = TypeVar("T")
 
 #: How the address of a UNIX socket begins.
 UNIX = "unix:"
@@ -34,24 +47,8 @@ MAX_CLIENTS = 1000
 MAX_LINE = 1 << 20
 
 
-class NoResponse(Exception):
-    """No answer, or none that is HTTP; the text is for the log."""
-
-
-class Untrusted(NoResponse):
-    """A listener's certificate is refused; the text says why."""
-
-
-class NobodyThere(NoResponse):
+class NobodyThere(Unreachable):
     """No listener at that address; nothing was sent."""
-
-
-def _no_response(path: str, error: object) -> NoResponse:
-    """The error of a call for its cause, as the connection reports it."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return Untrusted(error.verify_message.rstrip("."))
-    kind = NobodyThere if isinstance(error, _ABSENT) else NoResponse
-    return kind(f"{path}: {getattr(error, 'strerror', None) or error}")
 
 
 @dataclass(frozen=True)
@@ -117,6 +114,8 @@ class Connection:
             listener at a path has to be root's, or ours.
         headers: sent with every request; read each time, since a token's file may
             appear or change later.
+        silence: the reason of an ``Unreachable``; its sentence may say ``why``.
+        untrusted: likewise, where the listener's certificate is refused.
         ca_file: certificates that vouch for an ``https`` address; empty: the system's.
         own: files of a certificate and its key that we show there; None: none.
         at: IP address to connect to; empty: that of the host in ``address``.
@@ -126,10 +125,13 @@ class Connection:
         self,
         address: str,
         headers: Callable[[], dict[str, str]],
+        silence: Reason,
         *,
+        untrusted: Reason | None = None,
         ca_file: str = "",
         own: tuple[str, str] | None = None,
         at: str = "",
+        **facts: Any,  # further ones of those sentences
     ) -> None:
         options: dict[str, Any] = {"max_clients": MAX_CLIENTS}
         self._path = None
@@ -140,6 +142,9 @@ class Connection:
             options["hostname_mapping"] = {urlsplit(address).hostname: at}
         self._base = address.rstrip("/")
         self._headers = headers
+        self._silence = silence
+        self._untrusted = untrusted or silence
+        self._facts = facts
         self._ssl = ssl.create_default_context(cafile=ca_file) if ca_file else None
         if self._ssl is not None and own is not None:
             self._ssl.load_cert_chain(*own)
@@ -148,6 +153,35 @@ class Connection:
 
     def close(self) -> None:
         self._client.close()
+
+    def unanswered(self, detail: object, **facts: Any) -> Unreachable:
+        """What is there is not our other part, or not of our version."""
+        return Unreachable(self._silence, detail=str(detail), **self._facts, **facts)
+
+    def decode(self, data: bytes, kind: type[T], path: str) -> T:
+        """What it has answered at a path; Unreachable: that is not understood."""
+        try:
+            return codec.decode(data, kind)
+        except BadRequest as error:
+            raise self.unanswered(f"{path}: {error}") from None
+
+    def _failure(self, path: str, error: object) -> Unreachable:
+        """The error of a call for its cause, as the connection reports it."""
+        kind = NobodyThere if isinstance(error, _ABSENT) else Unreachable
+        reason, text = self._silence, str(getattr(error, "strerror", None) or error)
+        if isinstance(error, ssl.SSLCertVerificationError):
+            reason, text = self._untrusted, error.verify_message
+        # The end of the library's message: "Connection refused".
+        why = text.rpartition(": ")[2].rpartition("] ")[2].strip(". ")
+        why = why[:1].lower() + why[1:]
+        return kind(reason, why=why, detail=f"{path}: {text}", **self._facts)
+
+    async def _within(self, seconds: float, work: Any, path: str) -> Any:
+        try:
+            async with asyncio.timeout(seconds):
+                return await work
+        except TimeoutError:
+            raise self._failure(path, f"silent for {seconds:.0f} s") from None
 
     def _make_client(self) -> SimpleAsyncHTTPClient:
         client = SimpleAsyncHTTPClient(force_instance=True, **self._options)
@@ -177,7 +211,7 @@ class Connection:
         """Send one request, and return its whole answer within ``limit`` seconds.
 
         Raises:
-            NoResponse: no answer in time.
+            Unreachable: no answer in time.
         """
         request = self._request(method, path, limit, **more)
         fetched = asyncio.ensure_future(self._client.fetch(request, raise_error=False))
@@ -186,7 +220,7 @@ class Connection:
             # Not cancelled with us: tornado logs what becomes of it as an error.
             response = await asyncio.shield(fetched)
         except (HTTPError, OSError, StreamClosedError) as error:
-            raise _no_response(f"{method} {path}", error) from None
+            raise self._failure(f"{method} {path}", error) from None
         return Answer(response.code, bytes(response.body or b""))
 
     async def lines(
@@ -205,7 +239,7 @@ class Connection:
             Each line, or one :class:`Answer` if it is an error.
 
         Raises:
-            NoResponse: the stream broke or fell silent.
+            Unreachable: the stream broke or fell silent.
         """
         pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         status: list[int] = []
@@ -228,15 +262,19 @@ class Connection:
         fetched.add_done_callback(lambda _: pieces.put_nowait(None))
         rest = b""
         try:
-            while (data := await _within(silence, pieces.get(), path)) is not None:
+            while (data := await self._within(silence, pieces.get(), path)) is not None:
                 rest += data
                 if len(rest) > MAX_LINE:
-                    raise NoResponse(f"{path}: a line is too long")
+                    raise self._failure(path, "a line is too long")
                 if status and status[0] < 400:
                     *lines, rest = rest.split(b"\n")
                     for line in lines:
                         yield line
-            _check(fetched, path)
+            error: object = fetched.exception()
+            if error is None and fetched.result().code == 599:
+                error = fetched.result().error
+            if error is not None:
+                raise self._failure(path, error) from None
             if status and status[0] >= 400:
                 yield Answer(status[0], rest)
         finally:
@@ -248,19 +286,3 @@ def _look_at(done: asyncio.Future[Any]) -> None:
     """Retrieve the future's exception, so that asyncio does not log it as lost."""
     if not done.cancelled():
         done.exception()
-
-
-async def _within(seconds: float, work: Any, path: str) -> Any:
-    try:
-        async with asyncio.timeout(seconds):
-            return await work
-    except TimeoutError:
-        raise NoResponse(f"{path}: silent for {seconds:.0f} s") from None
-
-
-def _check(fetched: asyncio.Future[Any], path: str) -> None:
-    error = fetched.exception()
-    if error is not None:
-        raise _no_response(path, error) from None
-    if fetched.result().code == 599:
-        raise NoResponse(f"{path}: {fetched.result().error}")

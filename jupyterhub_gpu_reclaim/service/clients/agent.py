@@ -14,13 +14,8 @@ from urllib.parse import quote
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.common.http.client import (
-    Answer,
-    Connection,
-    NoResponse,
-    Untrusted,
-)
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError
+from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Event,
@@ -46,7 +41,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_SILENT = Reason.AGENT_UNREACHABLE
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -76,7 +70,14 @@ class AgentClient:
         self._slow = slow
         self._silence = silence
         self._authority = Authority(journal)
-        self._http = Connection(address, self._headers, ca_file=ca_file, at=at)
+        self._http = Connection(
+            address,
+            self._headers,
+            Reason.AGENT_UNREACHABLE,
+            untrusted=Reason.AGENT_UNTRUSTED,
+            ca_file=ca_file,
+            at=at,
+        )
 
     def close(self) -> None:
         self._http.close()
@@ -99,8 +100,7 @@ class AgentClient:
         except ValueError:
             why = "it is no text"
         if why:
-            detail = f"token file {self._token}: {why}"
-            raise Unreachable(_SILENT, detail=detail)
+            raise self._http.unanswered(f"token file {self._token}: {why}")
         return token
 
     # --- looking
@@ -167,54 +167,37 @@ class AgentClient:
     # --- the border
     async def _get(self, path: str, kind: type[T]) -> T:
         answer = await self._ask("GET", path, limit=self._quick)
-        return codec.decode_answer(answer.body, kind, path, _SILENT)
+        return self._http.decode(answer.body, kind, path)
 
     async def _ask(self, method: str, path: str, **more: Any) -> Answer:
         async def once() -> Answer:
             answer = await self._http.ask(method, path, **more)
             if answer.status >= 400:
-                raise _error(answer, path)
+                raise self._error(answer, path)
             return answer
 
-        try:
-            return await self._authority.ask(once)
-        except NoResponse as silent:
-            raise _silence(silent) from None
+        return await self._authority.ask(once)
 
     async def _events(self, path: str, data: bytes) -> AsyncGenerator[Event, None]:
         lines = self._http.lines("POST", path, data, silence=self._silence)
-        try:
-            async for line in lines:
-                if isinstance(line, Answer):
-                    error = _error(line, path)
-                    if error.reason is Reason.FORMER_SERVICE:
-                        # Our term is raised by the next question.
-                        raise _unreachable(str(error))
-                    raise error
-                if line.strip():
-                    yield codec.decode_answer(line, Event, path, _SILENT)
-        except NoResponse as silent:
-            raise _silence(silent) from None
+        async for line in lines:
+            if isinstance(line, Answer):
+                error = self._error(line, path)
+                if error.reason is Reason.FORMER_SERVICE:
+                    # Our term is raised by the next question.
+                    raise self._http.unanswered(error)
+                raise error
+            if line.strip():
+                yield self._http.decode(line, Event, path)
+
+    def _error(self, answer: Answer, path: str) -> ReclaimError:
+        refusal = answer.refusal()
+        if refusal is None:
+            return self._http.unanswered(f"{path}: status {answer.status}")
+        if answer.status in {401, 403}:
+            return self._http.unanswered(f"{path}: the agent does not take our token")
+        return refusal
 
 
 def _path(subject: str, order: AgentOrder) -> str:
     return f"/v1/{order.about}/{subject}/{order.kind}"
-
-
-def _silence(error: NoResponse) -> Unreachable:
-    if isinstance(error, Untrusted):
-        return Unreachable(Reason.AGENT_UNTRUSTED, why=str(error))
-    return _unreachable(str(error))
-
-
-def _unreachable(detail: str) -> Unreachable:
-    return Unreachable(_SILENT, detail=detail)
-
-
-def _error(answer: Answer, path: str) -> ReclaimError:
-    refusal = answer.refusal()
-    if refusal is None:
-        return _unreachable(f"{path}: status {answer.status}")
-    if answer.status in {401, 403}:
-        return _unreachable(f"{path}: the agent does not take our token")
-    return refusal

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused, Unreachable
-from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused
+from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection
 from jupyterhub_gpu_reclaim.common.models import HubState, SessionKey, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
-_SILENT = Reason.HUB_UNREACHABLE
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.errors import Unreachable
+
 #: Users per page; the Hub's own bound is 200.
 PAGE = 200
 #: The Hub answers pages to those who ask for them by this type.
@@ -65,7 +67,9 @@ class HubClient:
         slow: float = 60.0,
     ) -> None:
         headers = {"Authorization": f"token {token}"}
-        self._http = Connection(api_url, lambda: headers, ca_file=ca_file, own=own)
+        self._http = Connection(
+            api_url, lambda: headers, Reason.HUB_UNREACHABLE, ca_file=ca_file, own=own
+        )
         self._quick = quick
         self._slow = slow
         self._users: dict[str, _User] = {}  # of the last answers
@@ -80,7 +84,7 @@ class HubClient:
         users: dict[str, _User] = {}
         for user in await self._active_users():
             users[user.name] = user
-            for name, server in _servers(user, "/users").items():
+            for name, server in self._servers(user, "/users").items():
                 found[SessionKey(user.name, name)] = _state(server)
         self._users = users
         return {key: it for key, it in found.items() if it is not HubState.STOPPED}
@@ -91,7 +95,7 @@ class HubClient:
         while offset is not None:
             path = f"/users?state=active&offset={offset}&limit={PAGE}"
             answer = await self._get(path, accept=_PAGINATION)
-            page = codec.decode_answer(answer.body, _UsersPage, path, _SILENT)
+            page = self._http.decode(answer.body, _UsersPage, path)
             found += page.items
             following = page.pagination.get("next")
             offset = following and following["offset"]
@@ -103,7 +107,7 @@ class HubClient:
         if user is None:
             return HubState.STOPPED
         self._users[key.user] = user
-        server = _servers(user, f"/users/{key.user}").get(key.server)
+        server = self._servers(user, f"/users/{key.user}").get(key.server)
         return HubState.STOPPED if server is None else _state(server)
 
     async def _user(self, name: str) -> _User | None:
@@ -111,7 +115,7 @@ class HubClient:
         answer = await self._get(path, missing_ok=True)
         if answer.status == 404:
             return None
-        return codec.decode_answer(answer.body, _User, path, _SILENT)
+        return self._http.decode(answer.body, _User, path)
 
     def groups(self, user: str) -> list[str] | None:
         """The user's groups (``read:users:groups``) as last told; None: not known."""
@@ -171,27 +175,28 @@ class HubClient:
         answer = await self._ask("GET", path, limit=self._quick, headers=headers)
         if answer.status == 200 or (missing_ok and answer.status == 404):
             return answer
-        raise _unreachable(f"{path}: status {answer.status} {_message(answer)}")
+        raise self._unanswered(answer, path)
 
     async def _ask(self, method: str, path: str, **more: Any) -> Answer:
-        try:
-            answer = await self._http.ask(method, path, **more)
-        except NoResponse as silent:
-            raise _unreachable(str(silent)) from None
+        answer = await self._http.ask(method, path, **more)
         if answer.status >= 502:
-            raise _unreachable(f"{path}: status {answer.status}")
+            raise self._unanswered(answer, path)
         return answer
+
+    def _unanswered(self, answer: Answer, path: str) -> Unreachable:
+        detail = f"{path}: status {answer.status} {_message(answer)}"
+        return self._http.unanswered(detail)
+
+    def _servers(self, user: _User, path: str) -> dict[str, _Server]:
+        """The servers of a user; a Hub that hides them has not said there are none."""
+        if user.servers is None:
+            detail = f"{path}: no servers: is the scope `servers` missing?"
+            raise self._http.unanswered(detail)
+        return user.servers
 
 
 def _quoted(name: str) -> str:
     return quote(name, safe="@~")
-
-
-def _servers(user: _User, path: str) -> dict[str, _Server]:
-    """The servers of a user; a Hub that hides them has not said that there are none."""
-    if user.servers is None:
-        raise _unreachable(f"{path}: no servers: is the scope `servers` missing?")
-    return user.servers
 
 
 def _texts(options: Any) -> dict[str, list[str]]:
@@ -215,10 +220,6 @@ def _state(server: _Server) -> HubState:
     if server.pending:
         return HubState.UNSETTLED
     return HubState.RUNNING if server.ready else HubState.STOPPED
-
-
-def _unreachable(detail: str) -> Unreachable:
-    return Unreachable(_SILENT, detail=detail)
 
 
 def _message(answer: Answer) -> str:
