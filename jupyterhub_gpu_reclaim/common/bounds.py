@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final
 
 from msgspec import Meta
@@ -18,9 +19,8 @@ Line = Annotated[str, Meta(pattern=_LINE, max_length=_LONGEST)]
 #: A user's or a server's; the Hub's column has 255 characters.
 Name = Annotated[str, Meta(pattern=_LINE, max_length=255)]
 #: A name that may be part of a path of ours: no slash, no leading dot or dash.
-Identifier = Annotated[
-    str, Meta(pattern=rf"^[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}}{_END}")
-]
+IDENTIFIER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+Identifier = Annotated[str, Meta(pattern=f"^{IDENTIFIER.pattern}{_END}")]
 #: Counted by ones; fits a column of the journal.
 Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
 #: Of a user or a group.

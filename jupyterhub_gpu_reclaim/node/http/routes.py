@@ -17,6 +17,7 @@ from tornado.web import Application, HTTPError, RequestHandler
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.agent_orders import AGENT_ORDERS, AgentOrder, PodHint
+from jupyterhub_gpu_reclaim.common.bounds import IDENTIFIER
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import TERM, Term
@@ -92,7 +93,6 @@ class Handler(RequestHandler):
 
 #: No call of ours carries more than a few names.
 MAX_BODY_BYTES = 64 * 1024
-_IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 class GetHealth(Handler):
@@ -158,7 +158,7 @@ class NoSuchPath(Handler):
 
 def make_application(node: LocalNode, token: str) -> Application:
     """The calls, bound to that node."""
-    name = f"({_IDENTIFIER.pattern})"
+    name = f"({IDENTIFIER.pattern})"
     bound = {"node": node, "token": token}
     routes: list[tuple[str, type[Handler]]] = [
         ("/healthz", GetHealth),

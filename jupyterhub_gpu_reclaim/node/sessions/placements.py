@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from jupyterhub_gpu_reclaim.common.agent_orders import PodHint
+from jupyterhub_gpu_reclaim.common.bounds import IDENTIFIER
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
-_IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 #: A line of /proc/<pid>/status: all four uids are root's.
 _OF_ROOT = re.compile(rb"^Uid:\t0\t0\t0\t0$", re.MULTILINE)
 #: A first program that is younger may still become a session's init: a container is
@@ -101,7 +101,7 @@ def _session_of(
     found = command_line.parse(words)
     if found is None or not found.user or found.realm != realm:
         return None
-    if not _IDENTIFIER.fullmatch(found.incarnation):
+    if not IDENTIFIER.fullmatch(found.incarnation):
         return None
     key = SessionKey(found.user, found.server)
     return Session(

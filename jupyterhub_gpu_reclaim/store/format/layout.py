@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from jupyterhub_gpu_reclaim.common.bounds import IDENTIFIER
+
 #: The object that tells this store from an empty place.
 IDENTITY = "identity"
 MANIFESTS = "manifests/"
@@ -18,8 +20,7 @@ ASIDE = "tmp/"
 #: Bytes that a chunk may have.
 CHUNK_SIZES = tuple(4096 << shift for shift in range(7))
 
-_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_MARK = re.compile(rf"{MARKS}{_ID.pattern}/([0-9]{{10}})-([0-9]{{10}})")
+_MARK = re.compile(rf"{MARKS}{IDENTIFIER.pattern}/([0-9]{{10}})-([0-9]{{10}})")
 
 
 class MarkNumber(NamedTuple):
@@ -28,7 +29,7 @@ class MarkNumber(NamedTuple):
 
 
 def is_id(checkpoint: str) -> bool:
-    return _ID.fullmatch(checkpoint) is not None
+    return IDENTIFIER.fullmatch(checkpoint) is not None
 
 
 def manifest(checkpoint: str) -> str:
