@@ -480,7 +480,7 @@ def test_descriptors_of_those_who_ended_well_are_closed_when_one_does_not():
     before = len(list(Path("/proc/self/fd").iterdir()))
     (good, its_end), (bad, other_end) = channel.pair(), channel.pair()
     memory = channel.share("report", None)
-    channel.send(its_end, channel.Reported(), [memory])
+    channel.send(its_end, channel.Done(), [memory])
     other_end.close()
     with pytest.raises(StoreError, match="ended unexpectedly"):
         handle.hear_all([handle.WorkerHandle(good), handle.WorkerHandle(bad)], 5.0)

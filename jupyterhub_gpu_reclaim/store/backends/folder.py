@@ -69,7 +69,9 @@ class FolderBackend:
             if found.st_uid != os.geteuid():
                 fail(f"its folder belongs to user id {found.st_uid}")
             if stat.S_IMODE(found.st_mode) & 0o077:
-                if not _may_be_closed(root):
+                # ``/var`` by mistake is neither a store nor as good as empty.
+                names = {each.name for each in root.iterdir()}
+                if not (names & _OURS or names <= _NOBODYS):
                     fail("others may enter its folder, and it holds something else")
                 root.chmod(0o700)
         except OSError as error:
@@ -77,15 +79,15 @@ class FolderBackend:
 
     def create(self, name: str) -> _FileWriter:
         self._refuse_existing(name)
-        return self._begin(name, look=self._refuse_full)
+        return _FileWriter(self, name, look=self._refuse_full)
 
     def publish(self, name: str, data: bytes) -> None:
         self._refuse_existing(name)
-        self._write_whole(self._begin(name), data)
+        _FileWriter(self, name).write_whole(data)
 
     def replace(self, name: str, data: bytes) -> None:
         self.length(name)
-        self._write_whole(self._begin(name, replaces=True), data)
+        _FileWriter(self, name, replaces=True).write_whole(data)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         with self._reading(name) as fd:
@@ -167,28 +169,14 @@ class FolderBackend:
             finally:
                 os.close(fd)
 
-    def _begin(
-        self,
-        name: str,
-        *,
-        replaces: bool = False,
-        look: Callable[[int], None] | None = None,
-    ) -> _FileWriter:
+    def begin(self, name: str) -> tuple[int, Path]:
+        """Make a file that has no name yet."""
         aside = self._root / aside_of(name, secrets.token_hex(4))
         try:
             self._make_folders(aside.parent)
-            fd = os.open(aside, _NEW | os.O_EXCL, 0o600)
+            return os.open(aside, _NEW | os.O_EXCL, 0o600), aside
         except OSError as error:
             translate(error, name)
-        return _FileWriter(self, fd, aside, name, replaces=replaces, look=look)
-
-    def _write_whole(self, writer: _FileWriter, data: bytes) -> None:
-        try:
-            writer.write(data)
-            writer.finish()
-        except BaseException:
-            writer.abandon()
-            raise
 
     def place(self, aside: Path, name: str, *, replaces: bool) -> None:
         """Give a synced file its name, durably; raises ``ObjectExists`` or replaces."""
@@ -220,17 +208,14 @@ class _FileWriter:
     def __init__(
         self,
         folder: FolderBackend,
-        fd: int,
-        aside: Path,
         name: str,
         *,
-        replaces: bool,
-        look: Callable[[int], None] | None,
+        replaces: bool = False,
+        look: Callable[[int], None] | None = None,
     ) -> None:
         self._folder = folder
         self._look = look
-        self._fd = fd
-        self._aside = aside
+        self._fd, self._aside = folder.begin(name)
         self._name = name
         self._replaces = replaces
 
@@ -243,6 +228,14 @@ class _FileWriter:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
             translate(error, self._name, len(rest), self._aside.parent)
+
+    def write_whole(self, data: bytes) -> None:
+        try:
+            self.write(data)
+            self.finish()
+        except BaseException:
+            self.abandon()
+            raise
 
     def read_back(self, offset: int, buffer: memoryview) -> int:
         try:
@@ -288,12 +281,6 @@ def put_in_place(aside: Path, path: Path, *, replaces: bool = False) -> None:
         if path.exists():
             raise FileExistsError(errno.EEXIST, "stands already", str(path))
     aside.rename(path)
-
-
-def _may_be_closed(root: Path) -> bool:
-    # ``/var`` by mistake is neither a store nor as good as empty.
-    names = {each.name for each in root.iterdir()}
-    return bool(names & _OURS) or names <= _NOBODYS
 
 
 @contextlib.contextmanager

@@ -72,7 +72,7 @@ def answers(name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        if _word(error) in _NO_PLACE:
+        if _part(_CODE, error) in _NO_PLACE:
             raise translated(error, name) from None
         raise
     except AlreadyExistsError:
@@ -83,7 +83,7 @@ def answers(name: str) -> Iterator[None]:
 
 
 def translated(error: Exception, name: str) -> StoreError:
-    status, word = _status(error), _word(error)
+    status, word = _part(_STATUS, error), _part(_CODE, error)
     detail = " ".join(
         part for part in (name, type(error).__name__, status, word) if part
     )
@@ -94,7 +94,8 @@ def translated(error: Exception, name: str) -> StoreError:
     if _NO_LOGIN.search(str(error)):
         # Asked for last, where neither options nor environment hold a login.
         return Unavailable("no login for the object store was found", detail=detail)
-    why = _NO_PLACE.get(word) or _of_kind(error) or _OF_STATUS.get(status)
+    kinds = (why for kind, why in _OF_KIND.items() if isinstance(error, kind))
+    why = _NO_PLACE.get(word) or next(kinds, None) or _OF_STATUS.get(status)
     if why is not None:
         return StoreError(Reason.STORE_DENIED, why=why, detail=detail)
     if not status:
@@ -106,18 +107,6 @@ def translated(error: Exception, name: str) -> StoreError:
     return Unavailable(why, detail=detail)
 
 
-def _of_kind(error: Exception) -> str | None:
-    for kind, why in _OF_KIND.items():
-        if isinstance(error, kind):
-            return why
-    return None
-
-
-def _status(error: Exception) -> str:
-    found = _STATUS.search(str(error))
-    return found[1] if found else ""
-
-
-def _word(error: Exception) -> str:
-    found = _CODE.search(str(error))
+def _part(pattern: re.Pattern[str], error: Exception) -> str:
+    found = pattern.search(str(error))
     return found[1] if found else ""

@@ -46,9 +46,18 @@ def check(url: str, options: Mapping[str, str]) -> None:
     ``az://container/prefix``. Options are obstore's (``endpoint``, ``region``, …), or
     ``root_certificate`` (path of a PEM file) and ``proxy_url``.
     """
-    _check_url(url)
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES:
+        _refuse(f"A store is a whole path or begins with one of {', '.join(SCHEMES)}.")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        _refuse(
+            "A store's address is scheme://bucket/prefix; a login is not part of it."
+        )
+    if not parts.netloc:
+        _refuse("A store's address names a bucket: scheme://bucket/prefix.")
     for name in options:
-        if _is_secret(name):
+        word = name.lower()
+        if any(map(word.__contains__, _SECRET)) and not word.endswith(_NOT_SECRET):
             _refuse(
                 f"The option {name} is a secret: put it into the options file or"
                 " the environment."
@@ -61,32 +70,16 @@ def make_store(spec: Spec, retries: Mapping[str, Any]) -> ObjectStore:
     client: dict[str, Any] = {"timeout": _REQUEST, "connect_timeout": _CONNECT}
     client |= {name: config.pop(name) for name in _CLIENT if name in config}
     if path := client.get("root_certificate"):
-        client["root_certificate"] = _read_certificate(path)
+        try:
+            client["root_certificate"] = Path(path).read_bytes()
+        except OSError as error:
+            _refuse(f"The root certificate {path} cannot be read: {error.strerror}.")
     if urlsplit(config.get("endpoint", "")).hostname in _LOOPBACK:
         client["allow_http"] = True
     retry: Any = {**retries, "retry_timeout": timedelta(seconds=spec["patience"])}
     given: Any = {"config": config, "client_options": client}
     with answers("the store's options"):
         return from_url(spec["url"], retry_config=retry, **given)
-
-
-def _check_url(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in SCHEMES:
-        _refuse(f"A store is a whole path or begins with one of {', '.join(SCHEMES)}.")
-    if parts.username or parts.password or parts.query or parts.fragment:
-        _refuse(
-            "A store's address is scheme://bucket/prefix; a login is not part of it."
-        )
-    if not parts.netloc:
-        _refuse("A store's address names a bucket: scheme://bucket/prefix.")
-
-
-def _is_secret(name: str) -> bool:
-    name = name.lower()
-    if name.endswith(_NOT_SECRET):
-        return False
-    return any(word in name for word in _SECRET)
 
 
 def read_options(path: str) -> dict[str, str]:
@@ -107,13 +100,6 @@ def read_options(path: str) -> dict[str, str]:
     ):
         _refuse(f"The options file {path} is not a JSON object of strings.")
     return found
-
-
-def _read_certificate(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        _refuse(f"The root certificate {path} cannot be read: {error.strerror}.")
 
 
 def _refuse(what: str) -> NoReturn:

@@ -149,16 +149,12 @@ class ObjectsBackend:
         with self._lock:
             if self._opened is None:
                 store = make_store(self._spec, _RETRIES)
-                _look(store)
+                # A HEAD of an object says the same of a missing bucket as of a missing
+                # object, and a typing mistake must never make checkpoints look missing.
+                with answers("the bucket"):
+                    next(iter(obstore.list(store, chunk_size=1)), None)
                 self._opened = store  # only now: the next call looks again
             return self._opened
-
-
-def _look(store: ObjectStore) -> None:
-    # A HEAD of an object says the same of a missing bucket as of a missing object,
-    # and a typing mistake must never make a checkpoint look missing.
-    with answers("the bucket"):
-        next(iter(obstore.list(store, chunk_size=1)), None)
 
 
 class _Cancelled(Exception):
@@ -194,7 +190,12 @@ class ObjectUpload:
 
     def finish(self) -> None:
         if self._thread is None:
-            self._put_whole(bytes(self._part))
+            try:
+                with answers(self._name):
+                    data = bytes(self._part)
+                    obstore.put(self._store, self._name, data, mode="create")
+            except AlreadyExistsError:
+                raise ObjectExists(self._name) from None
             return
         if self._part:
             self._hand_over(bytes(self._part))
@@ -226,13 +227,6 @@ class ObjectUpload:
             raise self._failure
         if self._cancelled.is_set():
             raise StoreError(Reason.CANCELLED)
-
-    def _put_whole(self, data: bytes) -> None:
-        try:
-            with answers(self._name):
-                obstore.put(self._store, self._name, data, mode="create")
-        except AlreadyExistsError:
-            raise ObjectExists(self._name) from None
 
     def _send(self) -> None:
         try:

@@ -8,7 +8,7 @@ incompressible bytes is the most expensive part.
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import lz4.block
 import zstandard
@@ -63,27 +63,20 @@ def unpack(kind: Kind, data: Buffer, length: int) -> Buffer:
     plain: Buffer = data
     try:
         if kind is Kind.LZ4:
-            plain = _unpack_lz4(data, length)
+            plain = lz4.block.decompress(
+                data, uncompressed_size=length, return_bytearray=True
+            )
         elif kind is Kind.ZSTD:
-            plain = _unpack_zstd(data, length)
+            # The frame's own size is what the library allocates: look at it first.
+            size = zstandard.frame_content_size(data)
+            if size != length:
+                raise Garbled(f"{size} bytes instead of {length}")
+            plain = zstandard.decompress(data)
     except (lz4.block.LZ4BlockError, zstandard.ZstdError) as error:
         raise Garbled(str(error)) from None
     if len(plain) != length:
         raise Garbled(f"{len(plain)} bytes instead of {length}")
     return plain
-
-
-def _unpack_lz4(data: Buffer, length: int) -> bytearray:
-    plain = lz4.block.decompress(data, uncompressed_size=length, return_bytearray=True)
-    return cast("bytearray", plain)
-
-
-def _unpack_zstd(data: Buffer, length: int) -> bytes:
-    # The frame's own size is what the library allocates: look at it first.
-    size = zstandard.frame_content_size(data)
-    if size != length:
-        raise Garbled(f"{size} bytes instead of {length}")
-    return zstandard.decompress(data)
 
 
 def _shrinks(plain: memoryview) -> bool:

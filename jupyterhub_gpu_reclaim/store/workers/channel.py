@@ -62,22 +62,10 @@ class TakeMemory(msgspec.Struct, tag=True):
     begin: int  #: where it stands in the file, a multiple of a chunk
 
 
-class Taken(msgspec.Struct, tag=True):
-    """Worker: my part of the file is written."""
-
-
 class Finish(msgspec.Struct, tag=True):
-    """Agent: report, then settle everything."""
+    """Agent: report, then settle everything; two answers."""
 
     seconds: float
-
-
-class Reported(msgspec.Struct, tag=True):
-    """Worker: here is my report, as a descriptor."""
-
-
-class Settled(msgspec.Struct, tag=True):
-    """Worker: all that I reported is durable, and reads back."""
 
 
 class BeginCopy(msgspec.Struct, tag=True):
@@ -88,8 +76,8 @@ class BeginCopy(msgspec.Struct, tag=True):
     row: int  #: of the counters
 
 
-class Copied(msgspec.Struct, tag=True):
-    """Worker: no ticket is left."""
+class Done(msgspec.Struct, tag=True):
+    """Worker: that is done. With a report comes its descriptor."""
 
 
 class Failed(msgspec.Struct, tag=True):
@@ -103,18 +91,7 @@ class Failed(msgspec.Struct, tag=True):
         return StoreError(Reason.of(self.reason), detail=self.detail, **self.facts)
 
 
-Message = (
-    WorkerReady
-    | BeginCapture
-    | TakeMemory
-    | Taken
-    | Finish
-    | Reported
-    | Settled
-    | BeginCopy
-    | Copied
-    | Failed
-)
+Message = WorkerReady | BeginCapture | TakeMemory | Finish | BeginCopy | Done | Failed
 
 
 class CopyJob(msgspec.Struct):

@@ -23,8 +23,6 @@ from jupyterhub_gpu_reclaim.store.workers.channel import close_all
 from jupyterhub_gpu_reclaim.store.workers.handle import hear_all, hear_ready
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
     from jupyterhub_gpu_reclaim.store.backend import Spec
     from jupyterhub_gpu_reclaim.store.packing.base_blocks import BaseBlocks
@@ -51,7 +49,7 @@ class CaptureGroup:
         self._spec = spec
         self._recipe = recipe
         self._base = base
-        self._verdicts = base.verdicts() if base is not None else NO_VERDICTS
+        self.verdicts = base.verdicts() if base is not None else NO_VERDICTS
         self._first = first
         self._lock = threading.Lock()
         self._closed = False
@@ -84,9 +82,6 @@ class CaptureGroup:
     def counted(self, column: int) -> int:
         return int(self._counters[:, column].sum())
 
-    def verdicts(self) -> NDArray[np.uint8]:
-        return self._verdicts
-
     def begin_report(self, seconds: float) -> None:
         """Tell all of them to report, and then to settle within that time."""
         self._beginning.join()
@@ -96,7 +91,7 @@ class CaptureGroup:
     def reports(self, seconds: float) -> list[Report]:
         """Report of each worker, which then settles in the background."""
         found = []
-        for _, descriptors in hear_all(self._workers, seconds):
+        for descriptors in hear_all(self._workers, seconds):
             kinds = (BLOCKS, *map(np.dtype, ("<u8", "<i8", "<i8")))
             packs, columns = channel.shared(
                 descriptors[0], list[tuple[int, int]], *kinds
@@ -125,7 +120,7 @@ class CaptureGroup:
         for worker in workers:
             worker.end()
         # The shared memory has descriptors.
-        self._counters, self._verdicts = self._counters.copy(), self._verdicts.copy()
+        self._counters, self.verdicts = self._counters.copy(), self.verdicts.copy()
 
     def _begin(self) -> None:
         with suppress(StoreError):  # the first order tells
@@ -149,7 +144,7 @@ class CaptureGroup:
             if (base := self._base) is not None and len(base.known):
                 ids = base.known.table
                 descriptors.append(channel.share("base", base.body, base.table, ids))
-                looked, self._verdicts = channel.make_array(len(base.table), np.uint8)
+                looked, self.verdicts = channel.make_array(len(base.table), np.uint8)
                 descriptors.append(looked)
             for row, worker in enumerate(self._workers):
                 job = channel.BeginCapture(

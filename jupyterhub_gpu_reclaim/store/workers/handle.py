@@ -45,8 +45,8 @@ class WorkerHandle:
         except OSError as error:
             _gone(str(error))
 
-    def hear(self) -> tuple[channel.Message, list[int]]:
-        """Its message, and descriptors for the caller; StoreError: its own, or gone."""
+    def hear(self) -> list[int]:
+        """Wait for ``Done``; its descriptors, for the caller. StoreError: its, or gone."""
         try:
             received = channel.receive(self._end)
         except OSError as error:
@@ -55,7 +55,7 @@ class WorkerHandle:
             _gone("")
         if isinstance(received[0], channel.Failed):
             raise received[0].error()
-        return received
+        return received[1]
 
     def kill(self) -> None:
         """Make it end now; never blocks, idempotent."""
@@ -80,13 +80,13 @@ class WorkerHandle:
 
 def hear_ready(
     waiting: dict[int, WorkerHandle], seconds: float | None
-) -> list[tuple[channel.Message, list[int]]]:
-    """Messages of those that have sent one; they leave ``waiting``, by ``fileno``."""
+) -> list[list[int]]:
+    """Descriptors of those that are done; they leave ``waiting``, by ``fileno``."""
     # The first is waited for that long; None: as long as they live. StoreError: one's.
     poll = select.poll()
     for descriptor in waiting:
         poll.register(descriptor, select.POLLIN)
-    heard: list[tuple[channel.Message, list[int]]] = []
+    heard: list[list[int]] = []
     try:
         for descriptor, _ in poll.poll(None if seconds is None else seconds * 1000):
             heard.append(waiting.pop(descriptor).hear())
@@ -96,10 +96,8 @@ def hear_ready(
     return heard
 
 
-def hear_all(
-    workers: Iterable[WorkerHandle], seconds: float | None
-) -> list[tuple[channel.Message, list[int]]]:
-    """One message of each worker, in the order in which they come.
+def hear_all(workers: Iterable[WorkerHandle], seconds: float | None) -> list[list[int]]:
+    """Wait for all; their descriptors, in the order in which they come.
 
     ``seconds`` are for all of them; None: as long as they live.
 
@@ -108,7 +106,7 @@ def hear_all(
     """
     waiting = {worker.fileno(): worker for worker in workers}
     until = None if seconds is None else time.monotonic() + seconds
-    heard: list[tuple[channel.Message, list[int]]] = []
+    heard: list[list[int]] = []
     try:
         while waiting:
             left = None if until is None else max(0.0, until - time.monotonic())
@@ -126,8 +124,8 @@ def hear_all(
     return heard
 
 
-def _close(heard: Iterable[tuple[channel.Message, list[int]]]) -> None:
-    for _, descriptors in heard:
+def _close(heard: Iterable[list[int]]) -> None:
+    for descriptors in heard:
         channel.close_all(descriptors)
 
 

@@ -104,7 +104,7 @@ class PackWriters:
     def verdicts(self) -> NDArray[np.uint8]:
         if self._group is None:
             return self._verdicts
-        return np.maximum(self._verdicts, self._group.verdicts())
+        return np.maximum(self._verdicts, self._group.verdicts)
 
     def reports(self, timeout: float) -> list[Report]:
         """Of all; no thread may be writing. They settle in the background then."""
@@ -145,9 +145,6 @@ class PackWriters:
     @contextlib.contextmanager
     def _its_turn(self) -> Iterator[None]:
         with self._turn:
-            self._refuse_closed()
+            if self._closed:
+                raise StoreError(Reason.CANCELLED)
             yield
-
-    def _refuse_closed(self) -> None:
-        if self._closed:
-            raise StoreError(Reason.CANCELLED)

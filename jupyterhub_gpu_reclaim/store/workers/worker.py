@@ -65,16 +65,16 @@ def _serve(end: socket.socket) -> None:
                 writer = _pack_writer(message, descriptors)
             case channel.TakeMemory() if writer is not None:
                 _take_memory(writer, message, descriptors)
-                channel.send(end, channel.Taken())
+                channel.send(end, channel.Done())
             case channel.Finish() if writer is not None:
                 packs, *columns = writer.report()
                 memory = channel.share("report", packs, *columns)
-                channel.send(end, channel.Reported(), [memory])
+                channel.send(end, channel.Done(), [memory])
                 writer.packs.settled(message.seconds)
-                channel.send(end, channel.Settled())
+                channel.send(end, channel.Done())
             case channel.BeginCopy():
                 _copy(message, descriptors)
-                channel.send(end, channel.Copied())
+                channel.send(end, channel.Done())
 
 
 def _pack_writer(message: channel.BeginCapture, descriptors: list[int]) -> PackWriter:

@@ -102,13 +102,12 @@ class CheckpointBuilder:
                 too), or was and others need its packs; or the store does not work.
             Refused: ``OPERATION_IN_FLIGHT``, it is being written.
         """
-        begun = self._clock.now()
         info = CheckpointInfo(
             id=id,
             key=key,
             incarnation=incarnation,
             generation=generation,
-            created=begun,
+            created=self._clock.now(),
             logical_bytes=0,
             stored_bytes=0,
             parent=parent,
@@ -119,7 +118,7 @@ class CheckpointBuilder:
         self._reserve(info.id)
         try:
             least = least_chunk(self._chunk_bytes, expected_bytes)
-            base = self._find_base(info, begun, least)
+            base = self._find_base(info, least)
             origin = crypto.Origin(
                 id=info.id,
                 key=info.key,
@@ -133,7 +132,7 @@ class CheckpointBuilder:
                 pack_bytes=self._pack_bytes,
                 compression=self._compression,
             )
-            return self._writer(info, recipe, begun, base)
+            return self._writer(info, recipe, base)
         except BaseException:
             self._ended(info.id)
             raise
@@ -177,7 +176,7 @@ class CheckpointBuilder:
             raise exists
 
     def _find_base(
-        self, info: CheckpointInfo, begun: float, chunk_bytes: int
+        self, info: CheckpointInfo, chunk_bytes: int
     ) -> BaseCheckpoint | None:
         """Publish the intent, then read the last generation, if it can be used."""
         # One with smaller chunks cannot.
@@ -188,7 +187,7 @@ class CheckpointBuilder:
         ]
         last = max(candidates, key=lambda body: body.info.stamp, default=None)
         references = frozenset(origin.id for origin in (last.origins if last else ()))
-        intent = locks.WriteIntent(info.id, begun, references)
+        intent = locks.WriteIntent(info.id, info.created, references)
         self._backend.publish(layout.intent(info.id), msgspec.json.encode(intent))
         # Only now it is certain that its packs stay, if it still exists.
         if last is None:
@@ -203,11 +202,7 @@ class CheckpointBuilder:
             return None
 
     def _writer(
-        self,
-        info: CheckpointInfo,
-        recipe: Recipe,
-        begun: float,
-        base: BaseCheckpoint | None,
+        self, info: CheckpointInfo, recipe: Recipe, base: BaseCheckpoint | None
     ) -> CheckpointWriter:
         known = None
         if base is not None:
@@ -222,7 +217,6 @@ class CheckpointBuilder:
             self._backend,
             info,
             recipe,
-            begun=begun,
             pack_writers=pack_writers.PackWriters(self._backend, recipe, known, group),
             base=base,
             keys=self._keys,

@@ -51,7 +51,7 @@ class BaseCheckpoint:
 class Merged:
     index: ChunkIndex
     packs: list[PackRef]
-    origins: list[int]  #: places of the base's origins that are needed still
+    origins: list[Origin]  #: of the base, that are needed still
 
 
 class FileEntry(NamedTuple):
@@ -86,7 +86,7 @@ def merge(
         tables.append(table)
     total = sum(int(table["chunks"].sum(dtype=np.int64)) for table in tables)
     ids = [fresh_ids]
-    origins: list[int] = []
+    origins: list[Origin] = []
     known = codes < 0
     if base is not None and known.any():
         # By marks in an array: sorting or hashing millions of refs takes seconds, in
@@ -160,7 +160,7 @@ def _check_kept(
 
 def _of_base(
     base: BaseCheckpoint, kept: NDArray[np.bool_], packs_before: int
-) -> tuple[NDArray[np.void], NDArray[np.int64], list[PackRef], list[int]]:
+) -> tuple[NDArray[np.void], NDArray[np.int64], list[PackRef], list[Origin]]:
     # The blocks that are still needed: their table; for each ref that is used its new
     # place among their chunks, from 1; their packs, with new numbers of origins; which
     # old origins these are.
@@ -180,7 +180,7 @@ def _of_base(
         PackRef(1 + origins.index(pack.origin), pack.number, pack.length)
         for pack in old
     ]
-    return table, moved, packs, origins
+    return table, moved, packs, [base.body.origins[place] for place in origins]
 
 
 def write_index(backend: Backend, origin: Origin, index: ChunkIndex) -> int:

@@ -31,18 +31,16 @@ from jupyterhub_gpu_reclaim.store.write.commit import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, GpuSample, Step
     from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
-    from jupyterhub_gpu_reclaim.store.format.crypto import Origin
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
-    from jupyterhub_gpu_reclaim.store.format.manifest import PackRef
     from jupyterhub_gpu_reclaim.store.packing.pack_writer import Recipe
     from jupyterhub_gpu_reclaim.store.workers.pack_writers import PackWriters
-    from jupyterhub_gpu_reclaim.store.write.commit import BaseCheckpoint, Merged
+    from jupyterhub_gpu_reclaim.store.write.commit import BaseCheckpoint
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +54,6 @@ class CheckpointWriter:
         info: CheckpointInfo,
         recipe: Recipe,
         *,
-        begun: float,
         pack_writers: PackWriters,
         base: BaseCheckpoint | None,
         keys: Wrapper,
@@ -68,7 +65,6 @@ class CheckpointWriter:
         self._info = info
         self._id = info.id
         self._recipe = recipe
-        self._begun = begun
         self._pack_writers = pack_writers
         self._base = base
         self._keys = keys
@@ -168,7 +164,11 @@ class CheckpointWriter:
                 )
             except BaseException as error:
                 self.fail(error)
-                self._try_discard()
+                try:
+                    self._discard()
+                except StoreError as left:
+                    key = self._info.key
+                    log.warning("%s remains of %s are left: %s", key, self._id, left)
                 raise
             self._committed = info
             # Before an abort hears that this has won: it is deleted then.
@@ -231,14 +231,18 @@ class CheckpointWriter:
         # The packs settle meanwhile; nothing that names them is written before.
         self._pack_writers.settled(timeout)
         index = write_index(self._backend, recipe.origin, merged.index)
-        origins = [recipe.origin, *self._needed(merged)]
+        origins = [recipe.origin, *merged.origins]
         own = sum(length for report in reports for _, length in report.packs)
+        keeps = dict.fromkeys((origin.id for origin in origins), 0)
+        keeps[self._id] = index
+        for pack in merged.packs:
+            keeps[origins[pack.origin].id] += pack.length
         info = msgspec.structs.replace(
             self._info,
             created=self._clock.now(),
             logical_bytes=sum(file.length for file in files if file.name),
             stored_bytes=own + index,
-            keeps=_keeps(merged.packs, origins, index),
+            keeps=keeps,
             deduplicated_bytes=self._pack_writers.counted(KNOWN),
             **record,
         )
@@ -267,28 +271,12 @@ class CheckpointWriter:
                 self._id,
             )
 
-    def _needed(self, merged: Merged) -> list[Origin]:
-        if self._base is None:
-            return []
-        return [self._base.body.origins[place] for place in merged.origins]
-
     def _last_look(self) -> None:
         if self._cancelled:
             raise StoreError(Reason.CANCELLED)
-        if self._clock.now() > self._begun + INTENT_FRESH_SECONDS / 2:
+        if self._clock.now() > self._info.created + INTENT_FRESH_SECONDS / 2:
             # Another process may have taken its packs for remains.
             raise StoreError(Reason.STORE_FAILED, why="it took too long to save")
-
-    def _try_discard(self) -> None:
-        try:
-            self._discard()
-        except StoreError as error:
-            log.warning(
-                "%s remains of %s are left: %s",
-                self._info.key,
-                self._id,
-                error,
-            )
 
     def _discard(self) -> None:
         if self._gone:
@@ -297,17 +285,6 @@ class CheckpointWriter:
         self._remove(self._id)
         self._gone = True
         self._ended(self._id)
-
-
-def _keeps(
-    packs: Iterable[PackRef], origins: Sequence[Origin], index: int
-) -> dict[str, int]:
-    """Bytes of packs and of the index, by the generation that has written them."""
-    kept = dict.fromkeys((origin.id for origin in origins), 0)
-    kept[origins[0].id] = index
-    for pack in packs:
-        kept[origins[pack.origin].id] += pack.length
-    return kept
 
 
 class FileWriter:
