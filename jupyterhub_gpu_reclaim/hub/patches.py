@@ -109,12 +109,16 @@ def wrap(
 ) -> bool:
     """Wrap a method that has these parameters; returns whether that is in place.
 
+    ``...`` at their end stands for any others.
     Else it warns that this JupyterHub does ``otherwise``.
     """
     original = getattr(owner, name, None)
     if getattr(original, _MARK, False):
         return True
-    if original is None or not _takes(original, parameters):
+    found: list[Any] = list(inspect.signature(original).parameters) if original else []
+    if parameters[-1] is ...:  # and any others
+        found[len(parameters) - 1 :] = [...]
+    if found != parameters:
         log = logging.getLogger("JupyterHub")
         log.warning("gpu-reclaim: this JupyterHub %s", otherwise)
         return False
@@ -122,14 +126,6 @@ def wrap(
     setattr(wrapped, _MARK, True)
     setattr(owner, name, wrapped)
     return True
-
-
-def _takes(method: Any, parameters: list[Any]) -> bool:
-    """Whether these are its parameters; ``...`` at the end: and any others."""
-    found: list[Any] = list(inspect.signature(method).parameters)
-    if parameters[-1] is ...:
-        found[len(parameters) - 1 :] = [...]
-    return found == parameters
 
 
 def _refusing_returns(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,7 +199,12 @@ def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:
             self_check.look(self, service.environment)
         except Exception:  # anybody's configuration, and files of the machine
             self.log.warning("gpu-reclaim: the self-check failed", exc_info=True)
-        await _hold_address(service)
+        # Also while the service itself is away: service/process/held_socket.py.
+        with contextlib.suppress(ValueError):
+            url = urlsplit(service.url)
+            if url.hostname and url.port:
+                held = await held_socket.hold(url.hostname, url.port, _PREDECESSOR)
+                service.environment[held_socket.HELD] = held
         service.start = functools.partial(_start, service, service.start)
         # Kept, since asyncio does not keep an unawaited task.
         service.gpu_reclaim_starting = asyncio.ensure_future(service.start())
@@ -223,12 +224,3 @@ async def _start(service: Any, start: Callable[[], Any]) -> None:
             await asyncio.sleep(_LOOK)
     service.spawner.poll_interval = _LOOK
     service.spawner.start_polling()
-
-
-async def _hold_address(service: Any) -> None:
-    # Also while the service itself is away: service/process/held_socket.py.
-    with contextlib.suppress(ValueError):
-        url = urlsplit(service.url)
-        if url.hostname and url.port:
-            held_at = await held_socket.hold(url.hostname, url.port, _PREDECESSOR)
-            service.environment = {**service.environment, held_socket.HELD: held_at}

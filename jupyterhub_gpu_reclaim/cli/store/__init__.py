@@ -74,14 +74,9 @@ def _add(
     parser = actions.add_parser(name, help=text, description=sentence(text))
     parser.set_defaults(run=partial(_run, module, name))
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
-    _which_store(parser)
-    return parser
-
-
-def _which_store(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("which store, as the agent's own options say it")
-    for name in _SETTINGS:
-        option = f"--AgentApp.{name}"
+    for setting in _SETTINGS:
+        option = f"--AgentApp.{setting}"
         group.add_argument(
             option,
             dest="settings",
@@ -90,6 +85,7 @@ def _which_store(parser: argparse.ArgumentParser) -> None:
             default=[],
             type=f"{option}={{}}".format,
         )
+    return parser
 
 
 def _run(module: str, action: str, args: argparse.Namespace) -> int:

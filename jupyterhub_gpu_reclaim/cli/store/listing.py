@@ -73,9 +73,5 @@ def _cells(row: Row) -> tuple[object, ...]:
     if info is None:
         return (row.id, f"cannot be read: {row.problem}", "", "", "", "", "")
     sizes = (info.logical_bytes, info.stored_bytes, info.deduplicated_bytes)
-    cells = (row.id, info.key, info.generation, _day(info.created))
-    return (*cells, *map(text.size, sizes))
-
-
-def _day(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+    saved = datetime.fromtimestamp(info.created, UTC).strftime("%Y-%m-%d %H:%M")
+    return (row.id, info.key, info.generation, saved, *map(text.size, sizes))

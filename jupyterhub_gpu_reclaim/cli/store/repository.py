@@ -50,9 +50,20 @@ def check_folder(settings: AgentApp, *, may_be_new: bool) -> None:
     Raises:
         BadRequest: it is not.
     """
-    path = settings.store_url.removeprefix("file://")
-    if path.startswith("/"):
-        _check_folder(Path(path), may_be_new=may_be_new)
+    path = Path(settings.store_url.removeprefix("file://"))
+    if not path.is_absolute():
+        return
+    try:
+        if not path.is_dir():
+            if may_be_new and not path.exists():
+                return
+            refuse(f"There is no store at {path}.")
+        names = {each.name + "/" * each.is_dir() for each in path.iterdir()}
+    except OSError as error:
+        why = (error.strerror or "unknown error").lower()
+        refuse(f"{path} cannot be read: {why}. Are you root?")
+    if names and names.isdisjoint(_OBJECTS):
+        refuse(f"{path} is a folder of something else, no store.")
 
 
 def settings_of(args: argparse.Namespace) -> AgentApp:
@@ -67,20 +78,6 @@ def settings_of(args: argparse.Namespace) -> AgentApp:
 def _is_named(args: argparse.Namespace) -> bool:
     """Whether another store is meant than that of the agent's configuration file."""
     return any(each.startswith("--AgentApp.store_url=") for each in args.settings)
-
-
-def _check_folder(path: Path, *, may_be_new: bool) -> None:
-    try:
-        if not path.is_dir():
-            if may_be_new and not path.exists():
-                return
-            refuse(f"There is no store at {path}.")
-        names = {each.name + "/" * each.is_dir() for each in path.iterdir()}
-    except OSError as error:
-        why = (error.strerror or "unknown error").lower()
-        refuse(f"{path} cannot be read: {why}. Are you root?")
-    if names and names.isdisjoint(_OBJECTS):
-        refuse(f"{path} is a folder of something else, no store.")
 
 
 def refuse(what: str) -> NoReturn:

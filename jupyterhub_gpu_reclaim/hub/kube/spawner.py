@@ -421,11 +421,18 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
 
     def reclaim_choice(self) -> Choice:
         profile = {"profile": self._profile} if self._profile else {}
-        overrides = tuple(map(_without_variables, self._overrides))
-        whole = all(map(_is_plain, overrides))
+        # A hold has its variables; they may be secrets, and the state is shown.
+        overrides = tuple(
+            {name: v for name, v in each.items() if name != "environment"}
+            for each in self._overrides
+        )
+        try:
+            json.dumps(overrides)
+        except (TypeError, ValueError):
+            overrides = ()  # objects of a client, which no database keeps
         return Choice(
             options={**self.user_options, **profile},
-            overrides=overrides if whole else (),
+            overrides=overrides,
             given=dict(self.reclaim_given),
         )
 
@@ -513,17 +520,3 @@ def _kept_up(watch: Any) -> Any:
     if watch is not None:
         watches.renew(watch)
     return watch
-
-
-def _without_variables(settings: dict[str, Any]) -> dict[str, Any]:
-    # A hold has them; they may be secrets, and the state is shown.
-    return {name: v for name, v in settings.items() if name != "environment"}
-
-
-def _is_plain(settings: dict[str, Any]) -> bool:
-    """Whether the Hub's database can keep the settings: no objects of a client."""
-    try:
-        json.dumps(settings)
-    except (TypeError, ValueError):
-        return False
-    return True

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_DELETES = ("delete:users", "admin:users")
+
+
 def apply(hub: type[Any] = JupyterHub, users: type[Any] = UserAPIHandler) -> bool:
     """Wrap the methods; returns whether both are in place afterwards."""
     logins = patches.wrap(
@@ -80,7 +83,8 @@ def _sparing_who_is_away(original: Callable[..., Any]) -> Callable[..., Any]:
         asker = patches.asker(self)
         if asker is not None:
             asker = asker._replace(deletes_user=True)
-            if asker.culler and _may_delete(self):
+            scopes = self.expanded_scopes  # those who may not delete are told nothing
+            if asker.culler and any(s.startswith(_DELETES) for s in scopes):
                 _check_nothing_is_saved(self.find_user(user_name))
         token = patches.ASKER.set(asker)
         try:
@@ -89,12 +93,6 @@ def _sparing_who_is_away(original: Callable[..., Any]) -> Callable[..., Any]:
             patches.ASKER.reset(token)
 
     return delete
-
-
-def _may_delete(handler: Any) -> bool:
-    # Others are told nothing.
-    allowed = ("delete:users", "admin:users")
-    return any(scope.startswith(allowed) for scope in handler.expanded_scopes)
 
 
 def _check_nothing_is_saved(user: Any) -> None:

@@ -46,7 +46,7 @@ class WorkerHandle:
             _gone(str(error))
 
     def hear(self) -> list[int]:
-        """Wait for ``Done``; its descriptors, for the caller. StoreError: its, or gone."""
+        """Wait for ``Done``; its descriptors, ours to close. StoreError: its own, gone."""
         try:
             received = channel.receive(self._end)
         except OSError as error:
