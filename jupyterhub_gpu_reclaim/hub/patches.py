@@ -112,7 +112,7 @@ def wrap(
     ``...`` at their end stands for any others.
     Else it warns that this JupyterHub does ``otherwise``.
     """
-    original = getattr(owner, name, None)
+    original: Any = getattr(owner, name, None)
     if getattr(original, _MARK, False):
         return True
     found: list[Any] = list(inspect.signature(original).parameters) if original else []

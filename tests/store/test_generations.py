@@ -416,7 +416,9 @@ def test_block_that_was_not_opened_is_never_committed(verdict):
     blocks = np.array([(0, 7, 0, PAGE + 16, 1, 1)], BLOCKS)
     base = BaseCheckpoint(
         SimpleNamespace(
-            packs=[PackRef(0, 3, PAGE + 16)], pack_name=lambda pack: "packs/c1/3"
+            origins=["c1"],
+            packs=[PackRef(0, 3, PAGE + 16)],
+            pack_name=lambda pack: "packs/c1/3",
         ),
         ChunkIndex([("a", PAGE)], blocks, np.array([1], np.uint32), ids),
     )

@@ -46,7 +46,7 @@ class WorkerHandle:
             _gone(str(error))
 
     def hear(self) -> list[int]:
-        """Wait for ``Done``; its descriptors, ours to close. StoreError: its own, gone."""
+        """Wait for ``Done``; its descriptors, ours to close. StoreError: its, gone."""
         try:
             received = channel.receive(self._end)
         except OSError as error:
