@@ -105,6 +105,11 @@ def configure(
         problems.append(what)
         say(problems, made_before)
         return
+    words = [f"--ReclaimService.state_dir={asked['state_dir']}"]
+    if asked["placement"] == "kubernetes":
+        words.append("--ReclaimService.placement=kubernetes")
+    for name, value in chosen.items():
+        words.append(f"--{config_check.SETTINGS[name][1]}={value}")
     spec = {
         "name": SERVICE_NAME,
         "display": True,
@@ -120,7 +125,7 @@ def configure(
             # A Hub that ends before its service has begun leaves no orphan.
             "GPU_RECLAIM_HUB_PID": str(os.getpid()),
             # every user of the machine can read a command line
-            OPTIONS: json.dumps([] if problems else _arguments(asked, chosen)),
+            OPTIONS: json.dumps([] if problems else words),
             # The Hub passes on little else of what the kubelet sets.
             **{name: os.environ[name] for name in _API_SERVER if name in os.environ},
             **(asked["service_environment"] or {}),
@@ -228,14 +233,6 @@ def _spawner(c: Any, folder: Path) -> None:
     default(c.Spawner, "start_timeout", START_TIMEOUT)
     default(c.ReclaimMixin, "reclaim_service", f"unix:{folder / _SOCKET}")
     default(c.ReclaimMixin, "reclaim_token_file", str(folder / "spawner.token"))
-
-
-def _arguments(asked: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
-    words = [f"--ReclaimService.state_dir={asked['state_dir']}"]
-    if asked["placement"] == "kubernetes":
-        words.append("--ReclaimService.placement=kubernetes")
-    full = {name: config_check.SETTINGS[name][1] for name in chosen}
-    return words + [f"--{full[name]}={value}" for name, value in chosen.items()]
 
 
 def _secret(path: Path, problems: list[str], usable: bool) -> str:

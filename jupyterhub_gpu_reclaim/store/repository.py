@@ -92,14 +92,22 @@ class Repository(CheckpointBuilder):
         # Of one that is deleted meanwhile the manifest goes first.
         return found if found and self.exists(checkpoint) else []
 
-    def rekey(self, checkpoint: str | None = None) -> int:
-        """Wrap under the newest master key; how many were rewrapped.
+    def rekey(self, checkpoint: str) -> bool:
+        """Wrap under the newest master key; False: it is already, or it has gone.
 
-        No data is written again. A crash, or one that cannot be read, leaves each
-        manifest as it was or rewrapped. None: all checkpoints.
+        No data is written again. A crash leaves the manifest as it was or rewrapped.
         """
-        ids = self._catalogue.ids() if checkpoint is None else [checkpoint]
-        return sum(self._rewrap(id_) for id_ in ids)
+        data = self._catalogue.raw(checkpoint)
+        new = manifest.rewrap(data, checkpoint, self._keys)
+        if manifest.split(new).key == manifest.split(data).key:
+            return False
+        with self._removing:
+            # Not beside a delete of ours: it would come back.
+            try:
+                self._backend.replace(layout.manifest(checkpoint), new)
+            except ObjectMissing:
+                return False
+        return True
 
     def delete(self, checkpoint: str) -> int:
         """Remove a checkpoint; idempotent. Bytes freed, without the manifest's.
@@ -134,19 +142,6 @@ class Repository(CheckpointBuilder):
 
     def free_bytes(self) -> int | None:
         return self._backend.free_bytes()
-
-    def _rewrap(self, checkpoint: str) -> bool:
-        data = self._catalogue.raw(checkpoint)
-        new = manifest.rewrap(data, checkpoint, self._keys)
-        if manifest.split(new).key == manifest.split(data).key:
-            return False
-        with self._removing:
-            # Not beside a delete of ours: it would come back.
-            try:
-                self._backend.replace(layout.manifest(checkpoint), new)
-            except ObjectMissing:
-                return False
-        return True
 
     def list(self) -> list[CheckpointInfo]:
         """All committed checkpoints, oldest first; unreadable ones are logged."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -73,5 +72,5 @@ def _cells(row: Row) -> tuple[object, ...]:
     if info is None:
         return (row.id, f"cannot be read: {row.problem}", "", "", "", "", "")
     sizes = (info.logical_bytes, info.stored_bytes, info.deduplicated_bytes)
-    saved = datetime.fromtimestamp(info.created, UTC).strftime("%Y-%m-%d %H:%M")
+    saved = text.moment(info.created)
     return (row.id, info.key, info.generation, saved, *map(text.size, sizes))

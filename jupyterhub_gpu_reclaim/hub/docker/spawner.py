@@ -101,14 +101,12 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
     async def get_command(self) -> list[str]:
         if self.reclaim_launch.mode == "hold":
             return []
-        command: list[str] = await super().get_command()
-        return command
+        return list(await super().get_command())
 
     async def check_allowed(self, image: str) -> str:
         if self.reclaim_launch.mode == "hold":
             return image
-        allowed: str = await super().check_allowed(image)
-        return allowed
+        return str(await super().check_allowed(image))
 
     async def pull_image(self, image: str) -> None:
         if self.reclaim_launch.mode != "hold":

@@ -64,7 +64,11 @@ def prepared(pod: Any, purpose: Purpose, avoid: tuple[str, ...] = ()) -> Any:
     container = copy.copy(pod.spec.containers[at])
     pod.spec.containers = [*pod.spec.containers]
     pod.spec.containers[at] = container
-    container.env = _with_init(container.env)
+    ours = command_line.inline_environment()
+    others = [each for each in container.env or () if _name(each) not in ours]
+    form = type(others[0]) if others else dict
+    added = [form(name=name, value=_escape(text)) for name, text in ours.items()]
+    container.env = [*others, *added]
     _label(pod.metadata, purpose)
     # A container that was ended on purpose must not come up again by itself.
     pod.spec.restart_policy = "Never"
@@ -151,14 +155,6 @@ def _label(metadata: Any, purpose: Purpose) -> None:
         SESSION: purpose.init.session,
         ACCOUNT: purpose.init.account,
     }
-
-
-def _with_init(variables: Any) -> list[Any]:
-    ours = command_line.inline_environment()
-    others = [each for each in variables or () if _name(each) not in ours]
-    form = type(others[0]) if others else dict
-    added = [form(name=name, value=_escape(text)) for name, text in ours.items()]
-    return [*others, *added]
 
 
 def _run_init_first(container: Any, purpose: Purpose) -> None:

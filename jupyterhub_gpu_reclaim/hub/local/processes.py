@@ -84,11 +84,9 @@ class LocalSession:
         states = [procfs.stat(pid)[:1] for pid in self._children()]
         return bool(states) and all(state in (["T"], ["t"]) for state in states)
 
-    async def variable(self, name: str) -> str:
+    def variable(self, name: str) -> str:
         """A variable of the environment that the session's root was started with."""
-        return await asyncio.to_thread(self._variable, f"{name}=".encode())
-
-    def _variable(self, wanted: bytes) -> str:
+        wanted = f"{name}=".encode()
         for pid in self._children():
             with contextlib.suppress(OSError):
                 for word in procfs.words(pid, "environ"):
@@ -101,9 +99,8 @@ class LocalSession:
             return
         # The init may end at any moment, and its threads with it.
         with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{self.place.pid}/task").iterdir():
-                children = (task / "children").read_text().split()
-                yield from map(int, children)
+            for path in Path(f"/proc/{self.place.pid}/task").glob("*/children"):
+                yield from map(int, path.read_text().split())
 
 
 def find_session(incarnation: str) -> Location | None:

@@ -9,6 +9,7 @@ decides when to start, restore or release.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import shlex
@@ -286,7 +287,7 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
         return (self.ip or "127.0.0.1", port)
 
     async def reclaim_variable(self, name: str) -> str:
-        return await LocalSession(self.place).variable(name)
+        return await asyncio.to_thread(LocalSession(self.place).variable, name)
 
     async def get_url(self) -> str:
         # A Hub killed in a start has not written it down.

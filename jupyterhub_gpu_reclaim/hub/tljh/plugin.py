@@ -60,7 +60,7 @@ def complete(c: Any, tljh_config: Mapping[str, Any] | None = None) -> None:
 def _take_default_culler_out(c: Any, config: Mapping[str, Any]) -> None:
     """Remove TLJH's own culler: it ends after ten minutes what we suspend later."""
     # One that was configured stays, and is checked as on any Hub (hub/cullers.py).
-    if settings.has_own_culler(config):
+    if (config.get("services") or {}).get("cull"):
         return
     services = c.JupyterHub.get("services", [])
     c.JupyterHub.services = [s for s in services if s.get("name") != settings.CULLER]

@@ -59,8 +59,3 @@ def lost(c: Any) -> list[str]:
             if section in c and c[section].get(setting)
         ]
     return found
-
-
-def has_own_culler(config: Mapping[str, Any]) -> bool:
-    services = config.get("services") or {}
-    return bool(services.get("cull"))

@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class _Needed(NamedTuple):
-    packs: frozenset[str]  #: objects that readable manifests name
-    owners: frozenset[str]  #: checkpoints all of whose packs must stay
-    coming: frozenset[str]  #: checkpoints that are being written
-    committed: frozenset[str]  #: checkpoints that exist
+    packs: set[str]  #: objects that readable manifests name
+    owners: set[str]  #: checkpoints all of whose packs must stay
+    coming: set[str]  #: checkpoints that are being written
+    committed: set[str]  #: checkpoints that exist
     blind: bool  #: some manifest could not be read: it may name anything
 
 
@@ -166,13 +166,7 @@ class Garbage:
                 blind = True
         if blind:
             log.warning("- some manifest cannot be read, so no shared pack is removed")
-        return _Needed(
-            frozenset(packs),
-            frozenset(owners),
-            frozenset(coming),
-            frozenset(committed),
-            blind,
-        )
+        return _Needed(packs, owners, coming, committed, blind)
 
     def _drop_dead_locks(self) -> None:
         for entry in self._backend.list(layout.DELETION_LOCKS):

@@ -189,23 +189,20 @@ def decode_index(
     Raises:
         StoreError: ``CHECKPOINT_DAMAGED``, with what does not fit.
     """
+    parts, sealer = memoryview(sealed), crypto.Sealer(key)
+    step = _PART_BYTES + crypto.TAG_BYTES
     try:
-        index = _parse(_open(sealed, key), chunk_bytes)
+        plain = b"".join(
+            sealer.open(number, parts[at : at + step], b"")
+            for number, at in enumerate(range(0, max(1, len(parts)), step))
+        )
+        index = _parse(plain, chunk_bytes)
     except crypto.Forged:
         raise damaged("the index is not what was written") from None
     except (ValueError, lz4.block.LZ4BlockError, msgspec.DecodeError) as error:
         raise damaged(f"the index cannot be read ({error})") from None
     check(index, chunk_bytes, packs)
     return index
-
-
-def _open(sealed: bytes, key: bytes) -> bytes:
-    parts, sealer = memoryview(sealed), crypto.Sealer(key)
-    step = _PART_BYTES + crypto.TAG_BYTES
-    return b"".join(
-        sealer.open(number, parts[at : at + step], b"")
-        for number, at in enumerate(range(0, max(1, len(parts)), step))
-    )
 
 
 def read_index(backend: Backend, name: str, length: int) -> bytes:

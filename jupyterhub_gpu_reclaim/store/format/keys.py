@@ -193,7 +193,11 @@ def load_keys(
     if sum(place is not None for place in (file, folder, hook)) != 1:
         raise _unusable("its place must be named, and one place only")
     if hook is not None:
-        return _hooked(hook)
+        module, _, name = hook.partition(":")
+        try:
+            return KeyService(getattr(importlib.import_module(module), name)())
+        except Exception as error:  # an admin's class may raise what it likes
+            raise _unusable(f"{hook} cannot be made", repr(error)) from error
     if file is not None:
         return _of_lines(_read_closed(file), str(file))
     return _of_folder(cast("Path", folder))
@@ -270,14 +274,6 @@ def _read_closed(path: Path) -> str:
             return opened.read(_MAX_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise _unusable(f"{path} cannot be read", str(error)) from error
-
-
-def _hooked(path: str) -> StoreKeys:
-    module, _, name = path.partition(":")
-    try:
-        return KeyService(getattr(importlib.import_module(module), name)())
-    except Exception as error:  # an admin's class may raise what it likes
-        raise _unusable(f"{path} cannot be made", repr(error)) from error
 
 
 def _bound(checkpoint: str) -> bytes:

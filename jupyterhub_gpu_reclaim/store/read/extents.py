@@ -54,7 +54,13 @@ def extents(
     begin, end = offset // chunk_bytes, -(-(offset + length) // chunk_bytes)
     refs = index.refs[first + begin : first + end]
     cuts = _cuts(index, refs, ZERO_BYTES // chunk_bytes)
-    blocks, places = _locate(index, refs[cuts].astype(np.int64))
+    heads = refs[cuts].astype(np.int64)
+    blocks = np.full(len(heads), ZEROS, np.int64)
+    places = np.zeros(len(heads), np.int64)
+    some = heads > 0
+    found = index.blocks_of(heads[some])
+    blocks[some] = found
+    places[some] = heads[some] - 1 - index.bases[found]
     starts = places * chunk_bytes
     lengths = np.diff(cuts, append=len(refs)) * chunk_bytes
     head = offset - begin * chunk_bytes
@@ -62,19 +68,6 @@ def extents(
     lengths[0] -= head
     lengths[-1] -= end * chunk_bytes - offset - length
     return Extents(blocks, starts, lengths)
-
-
-def _locate(
-    index: ChunkIndex, refs: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Block of each ref (or ZEROS), and its place in that block."""
-    blocks = np.full(len(refs), ZEROS, np.int64)
-    places = np.zeros(len(refs), np.int64)
-    some = refs > 0
-    found = index.blocks_of(refs[some])
-    blocks[some] = found
-    places[some] = refs[some] - 1 - index.bases[found]
-    return blocks, places
 
 
 def _cuts(

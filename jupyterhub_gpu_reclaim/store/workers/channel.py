@@ -51,8 +51,7 @@ class BeginCapture(msgspec.Struct, tag=True):
 
     spec: dict[str, Any]
     recipe: Recipe
-    number: int  #: of the pack writer
-    row: int  #: of the counters
+    row: int  #: of the counters; the pack writer's number less one (0: the agent's own)
 
 
 class TakeMemory(msgspec.Struct, tag=True):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class CaptureGroup:
-    """The workers of one capture, numbered from ``first``; they begin at once."""
+    """The workers of one capture; they begin at once."""
 
     def __init__(
         self,
@@ -42,15 +42,12 @@ class CaptureGroup:
         spec: Spec,
         recipe: Recipe,
         base: BaseBlocks | None,
-        *,
-        first: int,
     ) -> None:
         self._pool = pool
         self._spec = spec
         self._recipe = recipe
         self._base = base
         self.verdicts = base.verdicts() if base is not None else NO_VERDICTS
-        self._first = first
         self._lock = threading.Lock()
         self._closed = False
         self._workers: list[WorkerHandle] = []
@@ -147,9 +144,7 @@ class CaptureGroup:
                 looked, self.verdicts = channel.make_array(len(base.table), np.uint8)
                 descriptors.append(looked)
             for row, worker in enumerate(self._workers):
-                job = channel.BeginCapture(
-                    self._spec, self._recipe, self._first + row, row
-                )
+                job = channel.BeginCapture(self._spec, self._recipe, row)
                 worker.send(job, descriptors)
         finally:
             close_all(descriptors)

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.packing.pack_writer import Report
     from jupyterhub_gpu_reclaim.store.workers.group import CaptureGroup
 
-#: The number of our own; those of workers come after.
-OWN = 0
 #: What is less is taken by the thread that brings it.
 _SHARED_BYTES = 4 << 20
 #: A buffer is written in less, unless the backend hangs.
@@ -61,7 +59,7 @@ class PackWriters:
         self._verdicts = base.verdicts() if base is not None else NO_VERDICTS
         known = None if base is None else BaseChunks(backend, base, self._verdicts)
         self._counters = np.zeros(COUNTERS, np.int64)
-        self._own = PackWriter(backend, recipe, OWN, known, self._counters)
+        self._own = PackWriter(backend, recipe, 0, known, self._counters)
         self._group = group
         #: Held while our own takes a buffer.
         self._turn = threading.Lock()

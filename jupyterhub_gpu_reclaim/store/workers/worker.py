@@ -90,7 +90,7 @@ def _pack_writer(message: channel.BeginCapture, descriptors: list[int]) -> PackW
         )
     counters = channel.map_array(descriptors[0], np.int64, COUNTERS)[message.row]
     close_all(descriptors)
-    return PackWriter(backend, message.recipe, message.number, known, counters)
+    return PackWriter(backend, message.recipe, message.row + 1, known, counters)
 
 
 def _take_memory(

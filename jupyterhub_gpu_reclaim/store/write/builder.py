@@ -25,8 +25,8 @@ from jupyterhub_gpu_reclaim.store.format.compression import Compression
 from jupyterhub_gpu_reclaim.store.packing.base_blocks import BaseBlocks, dedup_index
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import Recipe
 from jupyterhub_gpu_reclaim.store.packing.packs import PACK_BYTES
-from jupyterhub_gpu_reclaim.store.workers import pack_writers
 from jupyterhub_gpu_reclaim.store.workers.group import CaptureGroup
+from jupyterhub_gpu_reclaim.store.workers.pack_writers import PackWriters
 from jupyterhub_gpu_reclaim.store.write.commit import BaseCheckpoint
 from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
@@ -211,13 +211,12 @@ class CheckpointBuilder:
             known = BaseBlocks(base.body, base.index.blocks, ids)
         group = None
         if self._pool is not None:
-            spec, first = self._backend.spec(), pack_writers.OWN + 1
-            group = CaptureGroup(self._pool, spec, recipe, known, first=first)
+            group = CaptureGroup(self._pool, self._backend.spec(), recipe, known)
         return CheckpointWriter(
             self._backend,
             info,
             recipe,
-            pack_writers=pack_writers.PackWriters(self._backend, recipe, known, group),
+            pack_writers=PackWriters(self._backend, recipe, known, group),
             base=base,
             keys=self._keys,
             clock=self._clock,

@@ -94,7 +94,7 @@ def merge(
         wanted = -codes[known]
         used = np.zeros(int(base.index.bases[-1]) + 1, np.bool_)
         used[wanted] = True
-        kept = _kept(base.index, used)
+        kept = np.add.reduceat(used[1:], base.index.bases[:-1], dtype=np.int64) > 0
         _check_kept(base, kept, verdicts)
         table, moved, more, origins = _of_base(base, kept, len(packs))
         codes[known] = total + moved[wanted]
@@ -139,12 +139,6 @@ def _gather(
     if (codes == _MISSING).any():
         raise StoreError(Reason.STORE_FAILED, why="a part of a file was not taken")
     return codes, ids
-
-
-def _kept(index: ChunkIndex, used: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    counts = np.add.reduceat(used[1:], index.bases[:-1], dtype=np.int64)
-    kept: NDArray[np.bool_] = counts > 0
-    return kept
 
 
 def _check_kept(
