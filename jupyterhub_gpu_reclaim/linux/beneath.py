@@ -49,6 +49,22 @@ def found_at(
     return closing(open_in_root(root, path, flags))
 
 
+def open_made_folder(root: int, path: bytes, flags: int, mode: int) -> int:
+    """Open a folder; it, and those above, are made with that mode where there are none.
+
+    Raises:
+        OSError: as ``open`` and ``mkdir`` do.
+    """
+    try:
+        return open_in_root(root, path, flags)
+    except FileNotFoundError:
+        parent, _, name = path.rstrip(b"/").rpartition(b"/")
+        above = open_made_folder(root, parent or b"/", flags, mode)
+    with closing(above):
+        os.mkdir(name, mode, dir_fd=above)
+    return open_in_root(root, path, flags)
+
+
 def open_file_in_root(root: int, path: bytes) -> int:
     """Open a regular file for reading, as :func:`open_in_root` finds it.
 

@@ -24,20 +24,12 @@ from pathlib import Path
 from typing import NoReturn
 
 # <linux/sched.h>, <linux/mount.h>
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID = (
-    0x00020000,
-    0x04000000,
-    0x08000000,
-    0x20000000,
-)
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_SLAVE = (
-    0x2,
-    0x4,
-    0x8,
-    0x1000,
-    0x4000,
-    0x80000,
-)
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWPID = 0x20000000
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x2, 0x4, 0x8
+MS_BIND, MS_REC, MS_SLAVE = 0x1000, 0x4000, 0x80000
 
 #: v1 hierarchies that a session gets a group in; ``systemd`` is where a systemd of
 #: the legacy layout finds what belongs to a service that it restarts.

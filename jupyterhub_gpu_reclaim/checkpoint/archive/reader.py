@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _TEMPORARY: Final = b".gpu-reclaim-restore"
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY
-
+_BY_NAME: Final = os.O_PATH | os.O_NOFOLLOW
 
 _MOST_BYTES: Final = 1 << 42
 _MOST_ENTRIES: Final = 20_000_000
@@ -162,15 +162,11 @@ class _Unpacker:
             os.utime(_TEMPORARY, ns=times, dir_fd=parent, follow_symlinks=False)
         elif info.islnk():
             target = _checked(info.linkname)
-            with closing(
-                open_beneath(self._folder, target, os.O_PATH | os.O_NOFOLLOW)
-            ) as first:
+            with closing(open_beneath(self._folder, target, _BY_NAME)) as first:
                 os.link(f"/proc/self/fd/{first}", _TEMPORARY, dst_dir_fd=parent)
         elif info.isfifo():
             os.mkfifo(_TEMPORARY, 0o600, dir_fd=parent)
-            with closing(
-                open_beneath(parent, _TEMPORARY, os.O_PATH | os.O_NOFOLLOW)
-            ) as fifo:
+            with closing(open_beneath(parent, _TEMPORARY, _BY_NAME)) as fifo:
                 self._finish(fifo, info)
         elif info.isreg():
             self._make_file(tar, parent, info)

@@ -279,10 +279,10 @@ def _open_entry(folder: int, path: bytes) -> int | None:
     try:
         return open_beneath(folder, path, os.O_PATH | os.O_NOFOLLOW)
     except OSError as error:
-        if error.errno == errno.EXDEV:
-            return None  # another mount, which is archived itself or not ours
-        if error.errno == errno.ENOENT:
-            return None  # CRIU or a program outside has removed it meanwhile
+        # Another mount, which is archived itself or not ours; or CRIU or a program
+        # outside has removed it meanwhile.
+        if error.errno in {errno.EXDEV, errno.ENOENT}:
+            return None
         raise
 
 

@@ -188,11 +188,7 @@ def private_copy(folder: Path) -> Criu | None:
     loaders = sorted((folder / "lib").glob("ld-linux*.so.*"))
     if not loaders or not (folder / "criu").is_file():
         return None
-    return Criu(
-        binary=folder / "criu",
-        loader=loaders[0],
-        libraries=folder / "lib",
-    )
+    return Criu(folder / "criu", loaders[0], folder / "lib")
 
 
 def run(

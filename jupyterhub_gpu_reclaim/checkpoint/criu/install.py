@@ -100,7 +100,10 @@ def unpack(packages: list[Path], work: Path, source: dict[str, str]) -> Path:
     for file in packages:
         _run(["dpkg-deb", "-x", str(file), str(unpacked)])
     _gather(unpacked, made)
-    listed = [{"file": one.name, "sha256": _digest(one)} for one in packages]
+    listed = [
+        {"file": one.name, "sha256": hashlib.sha256(one.read_bytes()).hexdigest()}
+        for one in packages
+    ]
     text = json.dumps({**source, "packages": listed}, indent=1)
     (made / MANIFEST).write_text(text + "\n")
     _runs(made)
@@ -164,11 +167,6 @@ def _gather(unpacked: Path, made: Path) -> None:
         loader = made / "lib" / file.name
         loader.write_bytes(criu_module.blinded(loader.read_bytes()))
     made.chmod(0o755)
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest()
 
 
 def _run(command: list[str]) -> None:

@@ -10,7 +10,6 @@ import errno
 import os
 import signal
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import (
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import StreamBroken
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.descriptors import readable
+from jupyterhub_gpu_reclaim.linux.descriptors import closing, readable
 from jupyterhub_gpu_reclaim.linux.far_files import (
     LOOK_SECONDS,
     FarWaits,
@@ -139,9 +138,7 @@ class CriuRun:
         deadline = time.monotonic() + self._limit
         try:
             self._server.start()
-            with ExitStack() as stack:
-                images = open_detached(self._folder, read_only=False)
-                stack.callback(os.close, images)
+            with closing(open_detached(self._folder, read_only=False)) as images:
                 line = [step, "-D", path_of(images), *COMMON, *arguments]
                 for name, descriptor in (inherit or {}).items():
                     line += ["--inherit-fd", f"fd[{descriptor}]:{name}"]
@@ -235,11 +232,8 @@ class CriuRun:
         cure, end = CURE_PATIENCE, END_PATIENCE
         if waits:
             cure = end = _SILENT_PATIENCE
-        for number, patience in (
-            (0, cure),
-            (signal.SIGTERM, end),
-            (signal.SIGKILL, end),
-        ):
+        steps = ((0, cure), (signal.SIGTERM, end), (signal.SIGKILL, end))
+        for number, patience in steps:
             inside.signal(number)
             status = inside.wait(time.monotonic() + patience)
             if status is not None:

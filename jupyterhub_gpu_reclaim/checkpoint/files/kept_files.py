@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -24,7 +24,8 @@ from blake3 import blake3
 from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, run_as
-from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, root_of
+from jupyterhub_gpu_reclaim.linux.beneath import found_at, root_of
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
 if TYPE_CHECKING:
@@ -94,28 +95,24 @@ class KeptFiles:
             its = open_files.JOURNALS if one.written and one.device not in skip else ()
             for suffix in its:
                 path = one.path + suffix
-                with suppress(OSError), ExitStack() as stack:
-                    name = open_in_root(root, path, os.O_PATH | os.O_NOFOLLOW)
-                    stack.callback(os.close, name)
+                with suppress(OSError), found_at(root, path) as name:
                     if path in known or not stat.S_ISREG(os.fstat(name).st_mode):
                         continue
                     found = open_files.of_file(path, name, written=True)
                     self._opened.append(found)
 
     def _take(self, root: int, number: int, one: FileFingerprint) -> None:
-        with ExitStack() as stack:
-            name = open_in_root(root, one.path, os.O_PATH | os.O_NOFOLLOW)
-            stack.callback(os.close, name)
+        with found_at(root, one.path) as name:
             status = os.fstat(name)
             same = (status.st_dev, status.st_ino) == (one.device, one.inode)
             if not same or not stat.S_ISREG(status.st_mode):
                 return
             if not os.access(again(name), os.W_OK, effective_ids=True):
                 return
-            source = os.open(again(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            stack.callback(os.close, source)
-            # Another session may append to it, and faster than it is read.
-            self._copied[number] = self._staged.take_file(source, one.size)
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+            with closing(os.open(again(name), flags)) as source:
+                # Another session may append to it, and faster than it is read.
+                self._copied[number] = self._staged.take_file(source, one.size)
 
     def deliver(
         self, file: Callable[[str], AbstractContextManager[StoreFile]], cancel: Cancel

@@ -34,7 +34,7 @@ from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.beneath import (
     found_at,
     open_beneath,
-    open_in_root,
+    open_made_folder,
     root_of,
 )
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
@@ -219,7 +219,8 @@ def _ready(
     root: int, group: _Group, who: Credentials, read: Read, stack: ExitStack
 ) -> _Ready:
     def begin() -> _Ready:
-        folder = stack.enter_context(closing(_open_folder(root, group.folder)))
+        opened = open_made_folder(root, group.folder, _FOLDER, 0o755)
+        folder = stack.enter_context(closing(opened))
         ready = _Ready(group, folder, [])
         _there(ready)
         for one in group.files:
@@ -242,16 +243,6 @@ def _ready(
                 os.fchown(made.descriptor, one.uid, one.gid)
         os.fsync(made.descriptor)
     return ready
-
-
-def _open_folder(root: int, path: bytes) -> int:
-    try:
-        return open_in_root(root, path, _FOLDER)
-    except FileNotFoundError:
-        above = _open_folder(root, path.rpartition(b"/")[0] or b"/")
-    with closing(above):
-        os.mkdir(_leaf(path), 0o755, dir_fd=above)
-    return open_in_root(root, path, _FOLDER)
 
 
 def _make(folder: int, one: FileFingerprint) -> _Made:
@@ -332,13 +323,15 @@ def _copy_beside(
     ready: _Ready, target: int, uid: int, stack: ExitStack
 ) -> dict[bytes, int]:
     stay = {}
-    for one in ready.group.files:
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    for one in ready.group.files if target >= 0 else ():
         name = _leaf(one.path)
-        if target >= 0 and (same := _open_same(ready.folder, one, uid)) >= 0:
-            stack.callback(os.close, same)
-            with suppress(OSError):  # as where there is no room
-                _copy_to(same, target, name)
-                stay[name] = same
+        with suppress(OSError):  # as where there is no room
+            found = os.open(name, flags, dir_fd=ready.folder)
+            stack.callback(os.close, found)
+            if _is_to_stay(os.fstat(found), one, uid):
+                _copy_to(found, target, name)
+                stay[name] = found
     return stay
 
 
@@ -347,22 +340,10 @@ def _copy_beside(
 # into no database whose name leads to another file than it has open ("attempt to write
 # a readonly database"). It is moved like others where it has a second name, which would
 # change with it, is another user's, too large, or there is no room for a copy.
-def _open_same(folder: int, one: FileFingerprint, uid: int) -> int:
-    """The file of that name, if it is to stay; -1: it is to be moved."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with ExitStack() as stack:
-        try:
-            found = os.open(_leaf(one.path), flags, dir_fd=folder)
-        except OSError:
-            return -1
-        stack.callback(os.close, found)
-        status = os.fstat(found)
-        same = (status.st_dev, status.st_ino) == (one.device, one.inode)
-        own = status.st_uid == uid and status.st_nlink == 1
-        if not same or not own or status.st_size > _MOST_COPIED:
-            return -1
-        stack.pop_all()
-    return found
+def _is_to_stay(status: os.stat_result, one: FileFingerprint, uid: int) -> bool:
+    same = (status.st_dev, status.st_ino) == (one.device, one.inode)
+    own = status.st_uid == uid and status.st_nlink == 1
+    return same and own and status.st_size <= _MOST_COPIED
 
 
 def _copy_to(source: int, folder: int, name: bytes) -> None:
@@ -470,19 +451,15 @@ def _folder_beside(
         except OSError:
             continue  # something else has that name
         if made:
-            _share(folder, target)
+            status = os.fstat(folder)
+            with suppress(OSError):
+                os.fchown(target, -1, status.st_gid)
+                os.fchmod(target, status.st_mode & _SHARED)
         own = made or os.fstat(target).st_uid == uid
         if own and all(_status(target, one) is None for one in names):
             return name, target
         os.close(target)
     raise OSError(errno.EEXIST, "there are too many folders of newer files beside it")
-
-
-def _share(folder: int, target: int) -> None:
-    status = os.fstat(folder)
-    with suppress(OSError):
-        os.fchown(target, -1, status.st_gid)
-        os.fchmod(target, status.st_mode & _SHARED)
 
 
 def _rename(folder: int, name: bytes, target: int, new: bytes) -> None:

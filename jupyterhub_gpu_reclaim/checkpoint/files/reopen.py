@@ -28,7 +28,7 @@ from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_in_root
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
-from jupyterhub_gpu_reclaim.linux.libc import checked, libc
+from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD, checked, libc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,9 +47,7 @@ ELSEWHERE: Final = b"/tmp"
 _SETTABLE: Final = os.O_APPEND | os.O_NONBLOCK | os.O_DIRECT | os.O_NOATIME
 GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
-#: <linux/fcntl.h>
-_AT_FDCWD: Final = -100
-_AT_EACCESS: Final = 0x200
+_AT_EACCESS: Final = 0x200  # <linux/fcntl.h>
 #: Not taken by a file in memory before Linux 6.6 (O_DIRECT), or not by one without a
 #: name (the others).
 _NOT_IN_MEMORY: Final = os.O_DIRECT | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -178,7 +176,7 @@ class Reopener:
         reads = wish.flags & os.O_ACCMODE != os.O_WRONLY
         mode = os.W_OK | (os.R_OK if reads else 0)
         path = again(found).encode()
-        ask = functools.partial(libc.faccessat, _AT_FDCWD, path, mode, _AT_EACCESS)
+        ask = functools.partial(libc.faccessat, AT_FDCWD, path, mode, _AT_EACCESS)
         self._permitted(wish, found, lambda: checked(ask()))
         flags = wish.flags & ~_NOT_IN_MEMORY | os.O_TMPFILE
         with closing(os.open(again(self._trial.scratch), flags, 0o600)) as descriptor:

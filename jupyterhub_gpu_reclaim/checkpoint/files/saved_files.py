@@ -237,35 +237,16 @@ class _Reader:
             if entry.HasField("reg") and number not in others:
                 yield number
 
-    def _wish(
-        self,
-        number: int,
-        way: int,
-        flags: int,
-        *,
-        pipe: int = -1,
-        is_contents: bool = False,
-    ) -> None:
+    def _wish(self, number: int, way: int, flags: int, **more: Any) -> None:
         saved = self._saved
         reg, remap = saved.entries[number].reg, self._remaps.get(number)
-        path, ghost = reg.name, -1
-        if process_of(path) is not None:
+        if process_of(reg.name) is not None:
             saved.left.append(way)
             return
         if remap is not None and remap.remap_type == images.REMAP_GHOST:
-            ghost = remap.remap_id
-        position = reg.pos if number == way else 0
+            more["ghost"] = remap.remap_id
+        if number == way:
+            more["position"] = reg.pos
         holder = saved.holder(way)
-        saved.wishes.append(
-            FileRequest(
-                id=way,
-                path=path,
-                flags=flags,
-                mode=reg.mode,
-                holder=holder,
-                position=position,
-                ghost=ghost,
-                pipe=pipe,
-                is_contents=is_contents,
-            )
-        )
+        wish = FileRequest(way, reg.name, flags, reg.mode, holder, **more)
+        saved.wishes.append(wish)

@@ -162,14 +162,10 @@ def _move_out(
                         Reason.GPU_UNSUPPORTED, **process.facts, detail=str(error)
                     ) from None
                 raise
-            _verify(driver, process)
+            state = _state(driver, process)
+            if state is not CudaState.CHECKPOINTED or held_by(process.pid):
+                raise _failed(process, f"it is {state.name.lower()} and holds a device")
     _wait_still(process, {process.pid})
-
-
-def _verify(driver: Driver, process: Process) -> None:
-    state = _state(driver, process)
-    if state is not CudaState.CHECKPOINTED or held_by(process.pid):
-        raise _failed(process, f"it is {state.name.lower()} and holds a device")
 
 
 def _fill(

@@ -135,9 +135,7 @@ class KernelDriver:
 
 
 def pack_pids(pids: list[int]) -> bytes:
-    entries = b"".join(
-        _PID_INFO.pack(pid, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) for pid in pids
-    )
+    entries = b"".join(_PID_INFO.pack(pid, *[0] * 10) for pid in pids)
     size = 8 + _PID_INFO_COUNT * _PID_INFO.size
     return (struct.pack("<I4x", len(pids)) + entries).ljust(size, b"\0")
 
@@ -192,9 +190,7 @@ class Library:
     def state(self, request: dict[str, Any]) -> dict[str, Any]:
         """State of a process: 0 running, 1 locked, 2 checkpointed, 3 failed."""
         state = ctypes.c_int(-1)
-        code = self._call(
-            "cuCheckpointProcessGetState", request["pid"], ctypes.byref(state)
-        )
+        code = self._process("GetState", request["pid"], state)
         return {"code": code, "state": state.value}
 
     def lock(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -220,11 +216,7 @@ class Library:
 
     def thread(self, request: dict[str, Any]) -> dict[str, Any]:
         thread = ctypes.c_int()
-        code = self._call(
-            "cuCheckpointProcessGetRestoreThreadId",
-            request["pid"],
-            ctypes.byref(thread),
-        )
+        code = self._process("GetRestoreThreadId", request["pid"], thread)
         return {"code": code, "thread": thread.value}
 
     def memory(self, request: dict[str, Any]) -> dict[str, Any]:

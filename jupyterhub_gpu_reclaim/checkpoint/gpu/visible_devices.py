@@ -37,10 +37,8 @@ def visible_to(pid: int, *, driver: Path | None = None) -> frozenset[str] | None
     """
     folder = driver or host.root() / "proc/driver/nvidia"
     try:
+        # Pathlib takes a missing folder for empty, not a closed one.
         by_minor = dict(_cards(folder))
-    except OSError:  # pathlib takes a missing folder for empty, not a closed one
-        return None
-    try:
         with root_of(pid) as root:
             found = {uuid for minor, uuid in by_minor.items() if _has(root, minor)}
     except OSError:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
-from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ANON_PRIVATE, PAGE, REGULAR
+from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ANON_PRIVATE, REGULAR, present
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -140,8 +140,7 @@ class SystemV(Kind):
         if not saved.wanted:
             return
         namespace = os.open(f"/proc/{back.init_pid}/ns/ipc", os.O_RDONLY)
-        back.stack.callback(os.close, namespace)
-        maker = _Maker(namespace)
+        maker = _Maker(back.stack.enter_context(closing(namespace)))
         back.stack.push(maker.end)
         try:
             maker.make(saved.wanted)
@@ -235,7 +234,6 @@ _SHM_RDONLY, _SHM_REMAP, _SHM_EXEC = 0o10000, 0o40000, 0o100000
 _PROT_EXEC: Final = 4
 _U32: Final = struct.Struct("<I")
 _ALIGNED: Final = 8
-_BLOCK: Final = 1 << 20
 
 
 class SavedObjects:
@@ -285,11 +283,10 @@ class SavedObjects:
                 contents = BufferReader(iter(self._source.stream(one["image"])))
                 for start, length in one["pages"]:
                     at, end = address + start, address + start + length
-                    while at < end:
-                        block = contents.read(min(_BLOCK, end - at))
-                        if not block:
-                            raise images.damaged(f"{one['image']} is cut off")
+                    for block in contents.blocks(length):
                         at += os.pwrite(memory.fileno(), block, at)
+                    if at < end:
+                        raise images.damaged(f"{one['image']} is cut off")
                 traced.call("shmdt", address)
 
     def attach(self, tree: Snapshot, maker: _Maker) -> None:
@@ -358,11 +355,7 @@ class SavedObjects:
                 **about,
                 "size": entry.size,
                 "huge": entry.hugetlb_flag,
-                "pages": [
-                    (area.address, area.pages * PAGE)
-                    for area in areas
-                    if area.flags & images.PRESENT
-                ],
+                "pages": present(areas),
                 "image": f"pages-{number}.img",
             }
 

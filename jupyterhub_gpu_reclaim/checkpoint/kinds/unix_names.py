@@ -16,7 +16,11 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.checkpoint.sockets import abstract_names
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_in_root
+from jupyterhub_gpu_reclaim.linux.beneath import (
+    found_at,
+    open_in_root,
+    open_made_folder,
+)
 from jupyterhub_gpu_reclaim.linux.descriptors import closing, file_of_socket
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 
@@ -287,21 +291,11 @@ def _parent(one: Named) -> bytes:
 def _make_folder(root: int, path: bytes) -> int | None:
     """Open a folder, made again if it was removed; None where it cannot be."""
     flags = os.O_PATH | os.O_DIRECTORY
-    try:
+    with contextlib.suppress(NotADirectoryError, FileNotFoundError):
         return open_in_root(root, path, flags)
-    except NotADirectoryError:
-        return None
-    except FileNotFoundError:
-        parent, _, name = path.rstrip(b"/").rpartition(b"/")
-        above = _make_folder(root, parent or b"/")
-    if above is None:
-        return None
-    with closing(above):
-        try:
-            os.mkdir(name, 0o700, dir_fd=above)
-        except OSError:
-            return None
-    return open_in_root(root, path, flags)
+    with contextlib.suppress(OSError):
+        return open_made_folder(root, path, flags, 0o700)
+    return None
 
 
 def _bind_deleted(made: socket.socket, where: bytes, root: int) -> None:

@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
-from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_in_root, root_of
+from jupyterhub_gpu_reclaim.linux.beneath import found_at, root_of
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.far_files import FAR_KINDS
 from jupyterhub_gpu_reclaim.linux.file_handles import (
@@ -283,13 +283,13 @@ def _inode(path: str, root: int) -> int | None:
 
 def _opened(watch: Watch, mounts: list[Mount], root: int) -> Iterator[int]:
     """What is watched, by each mount of its file system; void with the next."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    flags = os.O_RDONLY | os.O_DIRECTORY
     for mount in mounts:
         if mount.device != watch.device or mount.kind.startswith(FAR_KINDS):
             continue
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            place = open_in_root(root, os.fsencode(mount.target), flags)
-            stack.callback(os.close, place)
-            found = open_handle(place, watch.handle)
-            stack.callback(os.close, found)
+        with (
+            contextlib.suppress(OSError),
+            found_at(root, os.fsencode(mount.target), flags) as place,
+            closing(open_handle(place, watch.handle)) as found,
+        ):
             yield found

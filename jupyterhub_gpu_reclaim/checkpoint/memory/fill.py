@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import ImageSource
-    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
 
 
 def copy_all(
@@ -62,17 +62,9 @@ def copy_all(
     if (why := failure()) is not None:
         raise why
     for pid in filled:
-        _refuse_another(by_pid[pid])
-
-
-def _refuse_another(process: Process) -> None:
-    """Refuse a process that is not the same any more: its pid may be another one's.
-
-    Raises:
-        ReclaimError: it has ended meanwhile.
-    """
-    if start_time(process.pid) != process.start_time:
-        raise _gone(process.ns_pid)
+        # One that has ended meanwhile: its pid may be another one's.
+        if start_time(by_pid[pid].pid) != by_pid[pid].start_time:
+            raise _gone(pid)
 
 
 def _gone(pid: int) -> ReclaimError:

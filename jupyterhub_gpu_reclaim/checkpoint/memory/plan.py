@@ -241,6 +241,11 @@ def make_plan(saved: SavedImages, *, advise: bool = False) -> MemoryPlan:
     return MemoryPlan(pieces)
 
 
+def present(areas: Iterable[Area]) -> list[tuple[int, int]]:
+    """Address and bytes of what stands in an image of pages."""
+    return [(a.address, a.pages * PAGE) for a in areas if a.flags & images.PRESENT]
+
+
 def _span(area: Area) -> Span:
     return Span(area.address, area.address + area.pages * PAGE)
 

@@ -18,7 +18,6 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace
-from jupyterhub_gpu_reclaim.linux.processes import DEAD
 from jupyterhub_gpu_reclaim.linux.threads import in_thread
 
 if TYPE_CHECKING:
@@ -56,10 +55,9 @@ def forget(tree: Snapshot) -> None:
 
 
 def _holders(tree: Snapshot) -> list[tuple[Process, list[int]]]:
-    running = [each for each in tree.processes if each.state not in DEAD]
     found = [
         (each, [tid for tid in ptrace.tasks(each.pid) if _holds_one(tid)])
-        for each in running
+        for each in tree.alive
     ]
     return [(process, holders) for process, holders in found if holders]
 

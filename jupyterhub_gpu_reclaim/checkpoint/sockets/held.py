@@ -123,14 +123,12 @@ class HeldPorts:
         Raises:
             Refused: the file cannot be read or written (``internal``).
         """
-        wanted = sorted(set(ports))
+        wanted = Needs(user=user, ports=sorted(set(ports)), names=list(names))
         with self._lock:
             held = self._read().held
             needs = held.get(checkpoint)
             if needs is None:
-                needs = self._within_budget(
-                    held.values(), checkpoint, user, wanted, list(names)
-                )
+                needs = self._within_budget(held.values(), checkpoint, wanted)
                 if not needs.ports and not needs.names:
                     return
                 self._write({**held, checkpoint: needs})
@@ -220,13 +218,9 @@ class HeldPorts:
         return min((high - low + 1) // _SHARE, _MOST)
 
     def _within_budget(
-        self,
-        held: Collection[Needs],
-        checkpoint: str,
-        user: str,
-        ports: list[Port],
-        names: list[Name],
+        self, held: Collection[Needs], checkpoint: str, wanted: Needs
     ) -> Needs:
+        user, ports, names = wanted.user, wanted.ports, wanted.names
         for one in self._beyond_budget(held, user, len(ports)) if ports else ():
             _log.warning("- no port is held for %s: %s", checkpoint, one)
             ports = []

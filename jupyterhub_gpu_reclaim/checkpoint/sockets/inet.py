@@ -37,24 +37,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.linux.processes import Process
 
-#: States in which both ends hold a connection that CRIU can take up again.
-_CONNECTED: Final = frozenset(
-    {
-        TcpState.ESTABLISHED,
-        TcpState.FIN_WAIT1,
-        TcpState.FIN_WAIT2,
-        TcpState.CLOSE_WAIT,
-        TcpState.LAST_ACK,
-        TcpState.CLOSING,
-    }
-)
-_CONNECTING: Final = frozenset(
-    {TcpState.SYN_SENT, TcpState.SYN_RECV, TcpState.NEW_SYN_RECV}
-)
-_LOOK_AGAIN: Final = 0.01  # seconds
-_WAITING: Final = frozenset(
-    {TcpState.ESTABLISHED, TcpState.CLOSE_WAIT, TcpState.SYN_RECV}
-)
 #: Of what its program has closed, as far as no program has it any more.
 ENDING: Final = frozenset(
     {
@@ -65,6 +47,14 @@ ENDING: Final = frozenset(
         TcpState.TIME_WAIT,
     }
 )
+_OPEN: Final = frozenset({TcpState.ESTABLISHED, TcpState.CLOSE_WAIT})
+#: States in which both ends hold a connection that CRIU can take up again.
+_CONNECTED: Final = _OPEN | ENDING - {TcpState.TIME_WAIT}
+_CONNECTING: Final = frozenset(
+    {TcpState.SYN_SENT, TcpState.SYN_RECV, TcpState.NEW_SYN_RECV}
+)
+_LOOK_AGAIN: Final = 0.01  # seconds
+_WAITING: Final = _OPEN | {TcpState.SYN_RECV}
 
 
 class Port(NamedTuple):

@@ -206,9 +206,8 @@ def thaw(snapshot: Snapshot, keep_stopped: Collection[int] = ()) -> None:
 # After a dump that succeeded, CRIU (4.1, 4.2: cr_dump_finish) leaves TCP connections in
 # repair mode, which send nothing, since it expects the stopped processes to be killed;
 # it undoes that only when the dump failed or the tree continues.
-def leave_repair(process: Process) -> int:
-    """Take the process's TCP connections out of repair mode; how many there were."""
-    count = 0
+def leave_repair(process: Process) -> None:
+    """Take the process's TCP connections out of repair mode."""
     for _, _, end in inet.sockets_in([process]):
         with contextlib.suppress(OSError):
             if end.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR):
@@ -216,5 +215,3 @@ def leave_repair(process: Process) -> int:
                 # Repair mode has overwritten this one. Set is what a server's
                 # connections have, and harms no others.
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                count += 1
-    return count

@@ -36,6 +36,7 @@ from jupyterhub_gpu_reclaim.common.findings import of_kind
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import continuing, host, processes
 from jupyterhub_gpu_reclaim.linux.beneath import root_of
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.libc import libc
 from jupyterhub_gpu_reclaim.session_init import session_init
 
@@ -160,8 +161,7 @@ def _make_room(count: int) -> None:
 def _place(init_pid: int, stack: ExitStack) -> PathContext:
     root = stack.enter_context(root_of(init_pid))
     network = os.open(f"/proc/{init_pid}/ns/net", os.O_RDONLY)
-    stack.callback(os.close, network)
-    return PathContext(root, network)
+    return PathContext(root, stack.enter_context(closing(network)))
 
 
 def fill(

@@ -21,7 +21,7 @@ import numpy as np
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import BLOCK, PAGES
-from jupyterhub_gpu_reclaim.checkpoint.memory.plan import PAGE
+from jupyterhub_gpu_reclaim.checkpoint.memory.plan import present
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
@@ -134,12 +134,7 @@ class StandingMemory:
         found = []
         for pid, pages in dropped.items():
             number, areas = images.read_pagemap(bytes(kept[f"{_PAGEMAP}{pid}.img"]))
-            present = [
-                (area.address, area.pages * PAGE)
-                for area in areas
-                if area.flags & images.PRESENT
-            ]
-            table = np.array(present, np.int64).reshape(-1, 2)
+            table = np.array(present(areas), np.int64).reshape(-1, 2)
             length = int(table[:, 1].sum())
             if (pages.name, pages.length) != (f"{PAGES}{number}.img", length):
                 detail = f"{pages.name} does not belong to process {pid}"
