@@ -165,7 +165,7 @@ def _of_others(
     keeping, seconds = Keeping.ASIDE, terms.settings.set_aside
     if {row.id, row.info.incarnation} & line:
         keeping, seconds = Keeping.SUPERSEDED, terms.settings.grace
-    if is_asked(session):
+    if session.phase is Phase.SUSPENDED and session.asks:
         return row.kept(keeping)
     return _begun(row, keeping, terms.now + seconds)
 
@@ -175,10 +175,6 @@ def _begun(row: CheckpointRow, keeping: Keeping, until: float) -> CheckpointRow:
     if row.keeping is keeping and row.expires is not None:
         until = row.expires
     return row.kept(keeping, until)
-
-
-def is_asked(session: SessionRow) -> bool:
-    return session.phase is Phase.SUSPENDED and session.asks
 
 
 def is_unanswered(session: SessionRow, current: CheckpointRow | None) -> bool:

@@ -280,8 +280,11 @@ def snapshot(
 
 
 @contextlib.contextmanager
-def held(process: Process) -> Iterator[int | None]:
-    """A pidfd of exactly that process; None when it has ended."""
+def held(process: Process, *, whole: bool = False) -> Iterator[int | None]:
+    """A pidfd of exactly that process; None when it has ended.
+
+    ``whole``: its main thread may have ended before the others.
+    """
     try:
         pidfd = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -289,7 +292,9 @@ def held(process: Process) -> Iterator[int | None]:
         return
     with closing(pidfd):
         # Read after the pidfd was opened: from then on the pid cannot be reused.
-        same = start_time(process.pid) == process.start_time
+        stat = procfs.stat(process.pid)
+        there = bool(stat) and (whole or stat[0] not in DEAD)
+        same = there and int(stat[START_TIME]) == process.start_time
         yield pidfd if same else None
 
 
@@ -369,7 +374,9 @@ def wait_gone(processes: Iterable[Process], deadline: float) -> list[Process]:
     """Wait until they have ended; return those that have not when the time is up."""
     late = []
     for process in processes:
-        with held(process) as pidfd:
+        # Of a killed process the main thread is gone while others still write; of an
+        # init the last one ends the namespace.
+        with held(process, whole=True) as pidfd:
             if pidfd is None:
                 continue
             poll = select.poll()

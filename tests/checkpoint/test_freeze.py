@@ -79,11 +79,15 @@ def test_strangers_are_not_read_one_by_one(parent, monkeypatch):
         return really(pid, *rest)
 
     monkeypatch.setattr(procfs, "read", noted)
-    with subprocess.Popen(["sleep", "600"]) as stranger:
+    stranger = subprocess.Popen(["sleep", "600"])
+    try:
         tree, _ = freeze.freeze(parent.init_pid, parent.init_start, timeout=10)
-        assert tree == parent.tree
+        # The init, which is not stopped, may be on a processor in one look alone.
+        assert tree.processes == parent.tree.processes
         freeze.thaw(tree)
+    finally:
         stranger.kill()
+        stranger.wait()
     assert parent.init_pid in read
     assert stranger.pid not in read
 
@@ -130,3 +134,35 @@ def test_tree_whose_children_end_while_it_stands_is_saved(parent, engine):
 
 def pending(pid: int) -> int:
     return int(procfs.status(pid)["ShdPnd"], 16)
+
+
+#: Its main thread ends at once (exit(2), which ends one thread alone).
+WITHOUT_MAIN_THREAD = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+ctypes.CDLL(None).syscall(60, 0)
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of exit(2)")
+def test_process_is_gone_with_its_last_thread_not_with_its_main_one():
+    """As an init is while it ends: its last thread waits for all of its namespace."""
+    program = subprocess.Popen([sys.executable, "-c", WITHOUT_MAIN_THREAD])
+    try:
+        wait_for(lambda: procfs.stat(program.pid)[:1] == ["Z"])
+        fields = procfs.stat(program.pid)
+        one = processes.Process(
+            pid=program.pid,
+            ns_pid=program.pid,
+            ppid=os.getpid(),
+            name="python",
+            state="S",
+            start_time=int(fields[processes.START_TIME]),
+            uid=0,
+        )
+        assert processes.wait_gone([one], time.monotonic() + 0.2) == [one]
+        program.kill()
+        assert processes.wait_gone([one], time.monotonic() + 20) == []
+    finally:
+        program.kill()
+        program.wait()

@@ -49,11 +49,11 @@ class LocalSession:
     def alive(self) -> bool:
         """Whether that very init lives (a zombie does not)."""
         place = self.place
-        return bool(
-            place.pid
-            and processes.start_time(place.pid) == place.start
-            and (not place.boot or place.boot == boot_id())
-        )
+        return self._is_of_now() and processes.start_time(place.pid) == place.start
+
+    def _is_of_now(self) -> bool:
+        place = self.place
+        return place.pid != 0 and (not place.boot or place.boot == boot_id())
 
     def signal(self, number: signal.Signals) -> bool:
         """Signal the init; False if it is gone."""
@@ -63,10 +63,10 @@ class LocalSession:
         """Wait until the init is dead; False if it still lives after that time."""
         # In the event loop: the Hub has few threads, and may stop many sessions at
         # once.
-        if not self.alive():
+        if not self._is_of_now():
             return True
         loop, dead = asyncio.get_running_loop(), asyncio.Event()
-        with processes.held(self._init) as fd:
+        with processes.held(self._init, whole=True) as fd:
             if fd is None:
                 return True
             loop.add_reader(fd, dead.set)
