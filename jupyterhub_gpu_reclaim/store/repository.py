@@ -127,9 +127,10 @@ class Repository(CheckpointBuilder):
             again = not self._catalogue.exists(checkpoint)
             freed = self._garbage.remove(checkpoint)
             if again or (self._kept_for_nothing and not writing):
-                self._kept_for_nothing = False
                 # One that was cut off: which earlier generations only it has kept
-                # alive stood in its manifest, which is gone.
+                # alive stood in its manifest, which is gone. Or an intent that is gone
+                # has kept some; beside another writer it may be there still.
+                self._kept_for_nothing &= bool(writing)
                 freed += self._garbage.sweep(writing).freed_bytes
         return freed
 

@@ -219,8 +219,9 @@ def test_packs_kept_for_a_capture_that_is_called_off_go_with_it(store, backend):
     assert backend.objects == {}
 
 
+@pytest.mark.parametrize("swept_meanwhile", [False, True])
 def test_packs_kept_for_a_capture_that_did_not_need_them_go_with_the_next_delete(
-    backend, clock
+    backend, clock, swept_meanwhile
 ):
     class DeletesBehindTheIntent(Around):
         def publish(self, name, data):
@@ -230,7 +231,11 @@ def test_packs_kept_for_a_capture_that_did_not_need_them_go_with_the_next_delete
 
     store = Repository(DeletesBehindTheIntent(backend), clock=clock, keys=KEYS)
     save(store, 1)
-    assert save(store, 2).deduplicated_bytes == 0
+    writer = store.begin(id="c2", key=SessionKey("ada"), incarnation="i", generation=2)
+    if swept_meanwhile:  # its intent still names them
+        store.delete("c0")
+    writer.add("pages", PLAIN)
+    assert writer.commit().deduplicated_bytes == 0
     store.delete("c2")
     assert backend.objects == {}
 
