@@ -91,10 +91,14 @@ class Snapshot:
         return frozenset(p.ns_pid for p in self.processes if p.stopped)
 
 
-def start_time(pid: int) -> int | None:
-    """When that process started (clock ticks since boot); None when it is gone."""
+def start_time(pid: int, *, whole: bool = False) -> int | None:
+    """When that process started (clock ticks since boot); None when it is gone.
+
+    ``whole``: its main thread may have ended, before the others or with them.
+    """
     stat = procfs.stat(pid)
-    return int(stat[START_TIME]) if stat and stat[0] not in DEAD else None
+    there = bool(stat) and (whole or stat[0] not in DEAD)
+    return int(stat[START_TIME]) if there else None
 
 
 def is_stopped(process: Process) -> bool:
@@ -281,10 +285,7 @@ def snapshot(
 
 @contextlib.contextmanager
 def held(process: Process, *, whole: bool = False) -> Iterator[int | None]:
-    """A pidfd of exactly that process; None when it has ended.
-
-    ``whole``: its main thread may have ended before the others.
-    """
+    """A pidfd of exactly that process; None when it has ended, as `start_time` says."""
     try:
         pidfd = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -292,9 +293,7 @@ def held(process: Process, *, whole: bool = False) -> Iterator[int | None]:
         return
     with closing(pidfd):
         # Read after the pidfd was opened: from then on the pid cannot be reused.
-        stat = procfs.stat(process.pid)
-        there = bool(stat) and (whole or stat[0] not in DEAD)
-        same = there and int(stat[START_TIME]) == process.start_time
+        same = start_time(process.pid, whole=whole) == process.start_time
         yield pidfd if same else None
 
 
