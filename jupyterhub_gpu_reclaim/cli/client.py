@@ -107,13 +107,13 @@ class SessionsClient:
             if field == b"event":
                 name = value
             elif field == b"data" and name == b"session":
-                yield self._decode(value, SessionView)
+                yield self._decode(value, SessionView, path)
 
     async def _ask(
         self, method: str, path: str, kind: type[T], body: object = None
     ) -> T:
         answer = await self._call(method, path, body)
-        return self._decode(answer.body, kind)
+        return self._decode(answer.body, kind, path)
 
     async def _call(self, method: str, path: str, body: object = None) -> Answer:
         more = {} if body is None else {"body": codec.encode(body)}
@@ -123,12 +123,9 @@ class SessionsClient:
             raise self._refusal(answer)
         return answer
 
-    def _decode(self, data: bytes, kind: type[T]) -> T:
-        try:
-            return codec.decode(data, kind)
-        except BadRequest as error:
-            why = "what it says is not understood; is it of another version"
-            raise self._http.unanswered(error, why=why) from None
+    def _decode(self, data: bytes, kind: type[T], path: str) -> T:
+        why = "what it says is not understood; is it of another version"
+        return self._http.decode(data, kind, path, why=why)
 
     def _refusal(self, answer: Answer) -> ReclaimError:
         """Read the service's own error; an answer without one is not the service's."""

@@ -147,5 +147,5 @@ class ServiceClient:
 
     def _refusal(self, answer: Answer, path: str) -> ReclaimError:
         # An error without our code counts as no answer.
-        silence = self._http.unanswered(f"{path}: status {answer.status}")
-        return answer.refusal() or silence
+        detail = f"{path}: status {answer.status}"
+        return answer.refusal() or self._http.unanswered(detail)

@@ -158,12 +158,12 @@ class Connection:
         """What is there is not our other part, or not of our version."""
         return Unreachable(self._silence, detail=str(detail), **self._facts, **facts)
 
-    def decode(self, data: bytes, kind: type[T], path: str) -> T:
+    def decode(self, data: bytes, kind: type[T], path: str, **facts: Any) -> T:
         """What it has answered at a path; Unreachable: that is not understood."""
         try:
             return codec.decode(data, kind)
         except BadRequest as error:
-            raise self.unanswered(f"{path}: {error}") from None
+            raise self.unanswered(f"{path}: {error}", **facts) from None
 
     def _failure(self, path: str, error: object) -> Unreachable:
         """The error of a call for its cause, as the connection reports it."""
