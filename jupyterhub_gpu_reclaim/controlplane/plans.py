@@ -57,9 +57,9 @@ from jupyterhub_gpu_reclaim.controlplane.session import (
 )
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 from jupyterhub_gpu_reclaim.controlplane.settle import (
-    ANSWERS,
     Action,
     ActionKind,
+    AnswerKind,
     Asked,
     Want,
     settle,
@@ -141,7 +141,7 @@ class Planner:
             answer, silence = await self._ask_reconciler(row, asked)
             if self.sessions.row(key) != row:
                 continue
-            if answer.action.kind in ANSWERS:
+            if isinstance(answer.action.kind, AnswerKind):
                 return answer
             if answer.action.kind is ActionKind.UNANSWERED and silence is not None:
                 raise silence
@@ -253,23 +253,23 @@ class Planner:
         action, row = answer.action, answer.row
         if self.sessions.row(row.key) != row:
             return None
-        begins = action.kind in {ActionKind.COLD, ActionKind.RETURN}
+        begins = action.kind in {AnswerKind.COLD, AnswerKind.RETURN}
         if begins and row.phase is not Phase.RESUMING:
             self._check_open()
         match action.kind:
-            case ActionKind.COLD:
+            case AnswerKind.COLD:
                 await owners.check_names(self.sessions, placement)
                 moved = self.sessions.row(row.key) != row
                 return None if moved else StartPlan(action="cold")
-            case ActionKind.JOIN if action.tree is not None:
+            case AnswerKind.JOIN if action.tree is not None:
                 return await self._adopt_running(answer, action.tree, placement)
-            case ActionKind.RETURN if row.phase is Phase.RESUMING:
+            case AnswerKind.RETURN if row.phase is Phase.RESUMING:
                 return self._restore(
                     row, await self.sessions.agent.identity(row.checkpoint)
                 )
-            case ActionKind.RETURN:
+            case AnswerKind.RETURN:
                 return await self._begin_restore(answer, placement)
-            case ActionKind.MISSING:
+            case AnswerKind.MISSING:
                 await owners.check_names(self.sessions, placement)
                 if self.sessions.row(row.key) == row:  # its user has to choose
                     gone = placement.checkpoint
@@ -281,7 +281,7 @@ class Planner:
                         checkpoint=gone,
                     )
                 return None
-            case ActionKind.ASK:
+            case AnswerKind.ASK:
                 # What was said before the question is no answer to it.
                 self.sessions.update(row.key, failure=action.failure, **NO_ORDER)
         return StartPlan(action="refuse", failure=action.failure)
@@ -489,16 +489,16 @@ class Planner:
             return StopPlan(action="keep")
         answer = await self.answer(key, Want.STOP, placement)
         match answer.action.kind:
-            case ActionKind.REFUSE if answer.action.failure is not None:
+            case AnswerKind.REFUSE if answer.action.failure is not None:
                 raise codec.error_of(answer.action.failure, Refused)
-            case ActionKind.SAVED:
+            case AnswerKind.SAVED:
                 row = self.sessions.row(key)
                 return StopPlan(
                     action="release",
                     checkpoint=row.checkpoint,
                     suspension=self.sessions.suspension(row),
                 )
-            case ActionKind.KEEP:
+            case AnswerKind.KEEP:
                 self.sessions.look(key)
                 return StopPlan(action="keep")
         return StopPlan(action="stop")
@@ -507,12 +507,11 @@ class Planner:
         """Capture once more: it runs again, and the Hub cannot be stopped (trap T8)."""
         self.sessions.update(key, intent=Intent.SUSPEND, intent_by=SERVICE)
         self.sessions.look(key)
-        await self.sessions.until(
+        await self.moved(
             key,
             lambda row: (
                 row.phase is not Phase.SUSPENDING and row.intent is not Intent.SUSPEND
             ),
-            self.sessions.settings.settle_limit,
         )
 
     async def release(self, placement: Placement) -> None:
@@ -577,7 +576,7 @@ class Planner:
 
     def lately_culled(self) -> list[str]:
         now = self.sessions.clock.now()
-        found = self.sessions.journal.all_noted(NoteKind.CULLER)
+        found = self.sessions.journal.notes(NoteKind.CULLER, float)
         return [
             f"{name} ends sessions for being idle, the last"
             f" {duration(max(now - at, 0.0))} ago; nothing of them was saved."
@@ -612,5 +611,4 @@ def renewal_ordered(sessions: Sessions, key: SessionKey) -> bool:
 
 
 def end_renewal(sessions: Sessions, key: SessionKey) -> None:
-    if sessions.journal.noted(NoteKind.LOGIN_RENEWAL, key.path) is not None:
-        sessions.journal.forget_notes(NoteKind.LOGIN_RENEWAL, key.path)
+    sessions.journal.forget_notes(NoteKind.LOGIN_RENEWAL, key.path)

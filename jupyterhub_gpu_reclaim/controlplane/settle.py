@@ -165,8 +165,13 @@ class ActionKind(StrEnum):
     KILL = "kill"  #: a restore under way is given up
     REPORT = "report"
     BRING_BACK = "bring another one back"
+    UNANSWERED = "a part must answer first"
+
+
+class AnswerKind(StrEnum):
+    """Kinds that end a question."""
+
     MISSING = "take what is missing"
-    # Answers to who asks:
     COLD = "start cold"
     RETURN = "bring it back"
     JOIN = "take up what runs"
@@ -175,11 +180,10 @@ class ActionKind(StrEnum):
     END = "end it"
     SAVED = "it is saved"
     KEEP = "keep it"
-    UNANSWERED = "a part must answer first"
 
 
 class Action(NamedTuple):
-    kind: ActionKind
+    kind: ActionKind | AnswerKind
     tree: Tree | None = None
     saved: CheckpointInfo | None = None
     #: only if the same action has been due for ``orphan_grace``
@@ -210,27 +214,10 @@ class Asked(NamedTuple):
 
 NOTHING = Action(ActionKind.NOTHING)
 WAIT = Action(ActionKind.WAIT)
-
-#: Kinds that end a question.
-ANSWERS = frozenset(
-    {
-        ActionKind.COLD,
-        ActionKind.RETURN,
-        ActionKind.JOIN,
-        ActionKind.ASK,
-        ActionKind.REFUSE,
-        ActionKind.MISSING,
-        ActionKind.END,
-        ActionKind.SAVED,
-        ActionKind.KEEP,
-    }
-)
-
-
 UNANSWERED = Action(ActionKind.UNANSWERED)
-END = Action(ActionKind.END)
-KEEP = Action(ActionKind.KEEP)
-_SAVED = Action(ActionKind.SAVED)
+END = Action(AnswerKind.END)
+KEEP = Action(AnswerKind.KEEP)
+_SAVED = Action(AnswerKind.SAVED)
 _ENDED = (HubState.STOPPED, HubState.SPAWNING)
 #: Silences of a node where a pod of the session is.
 _UNSEEN = (Reason.NODE_SILENT, Reason.NODE_UNTRUSTED)
@@ -402,11 +389,9 @@ def _resuming(row: SessionRow, observed: Observed, *, waits: bool) -> Action:
         if ended or another_runs or (failed and not retries):
             return Action(ActionKind.KILL, tree)
         return Action(ActionKind.FOLLOW, tree) if row.placed else WAIT
-    return (
-        Action(ActionKind.KILL, tree, patient=True)
-        if ended
-        else Action(ActionKind.FOLLOW, tree)
-    )
+    if ended:
+        return Action(ActionKind.KILL, tree, patient=True)
+    return Action(ActionKind.FOLLOW, tree)
 
 
 # --- where the Hub is about to start it
@@ -423,7 +408,7 @@ def settle_start(row: SessionRow, observed: Observed, asked: Asked) -> Action:
 def _settle_overtaken(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     """Settle a start during another one, which the Hub has forgotten."""
     if row.incarnation == asked.incarnation:
-        return Action(ActionKind.RETURN)  # the same question has the same answer
+        return Action(AnswerKind.RETURN)  # the same question has the same answer
     if observed.trees is None:
         return UNANSWERED
     tree = observed.tree(row.incarnation)
@@ -432,7 +417,7 @@ def _settle_overtaken(row: SessionRow, observed: Observed, asked: Asked) -> Acti
     if tree.state is TreeState.CAPTURING:
         return in_flight("capture")
     if tree.runs:
-        return Action(ActionKind.JOIN, tree)
+        return Action(AnswerKind.JOIN, tree)
     # Captured: a journal that was put back; the session has returned since.
     settled = observed._replace(hub=HubState.STOPPED)
     return _take(row, settled) or UNANSWERED
@@ -441,7 +426,7 @@ def _settle_overtaken(row: SessionRow, observed: Observed, asked: Asked) -> Acti
 def _settle_trees(row: SessionRow, observed: Observed, asked: Asked) -> Action | None:
     running = observed.running()
     if running is not None:
-        return Action(ActionKind.JOIN, running)
+        return Action(AnswerKind.JOIN, running)
     for tree in observed.left():
         if tree.state is TreeState.CAPTURING:
             return in_flight("capture")
@@ -477,16 +462,16 @@ def _settle_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if row.bring_back:
         return Action(ActionKind.BRING_BACK)
     known = is_accounted_for(row, asked)
-    return Action(ActionKind.COLD if known else ActionKind.MISSING)
+    return Action(AnswerKind.COLD if known else AnswerKind.MISSING)
 
 
 def _returned(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     doubt = _doubt(row, asked)
     if doubt is not None:
-        return Action(ActionKind.ASK, failure=doubt)
+        return Action(AnswerKind.ASK, failure=doubt)
     if observed.saved is not None and observed.checkpoint(row.checkpoint) is None:
         return _settle_missing(row, observed, asked)
-    return Action(ActionKind.RETURN)
+    return Action(AnswerKind.RETURN)
 
 
 def _settle_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action:
@@ -519,7 +504,7 @@ def _settle_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action
         return UNANSWERED
     never_saved = row.stamp == (0, 0) and not asked.remembered
     good = asked.listed or never_saved or asked.silence is Reason.NO_AGENT
-    return Action(ActionKind.COLD) if good else UNANSWERED
+    return Action(AnswerKind.COLD) if good else UNANSWERED
 
 
 def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
@@ -554,10 +539,10 @@ def _settle_missing(row: SessionRow, observed: Observed, asked: Asked) -> Action
     other = hubs or (there[-1] if there else None)
     if other is None:
         lost = failure_of(Reason.CHECKPOINT_MISSING, checkpoint=row.checkpoint)
-        return Action(ActionKind.ASK, failure=lost)
+        return Action(AnswerKind.ASK, failure=lost)
     if row.tells(Reason.SAVED_OLDER) and row.intent is Intent.RESUME:
         return Action(ActionKind.BRING_BACK, None, other)
-    return Action(ActionKind.ASK, failure=_older(other))
+    return Action(AnswerKind.ASK, failure=_older(other))
 
 
 def is_accounted_for(row: SessionRow, asked: Asked) -> bool:
@@ -572,7 +557,7 @@ def _older(info: CheckpointInfo) -> Failure:
 
 def in_flight(operation: str) -> Action:
     busy = failure_of(Reason.OPERATION_IN_FLIGHT, operation=operation)
-    return Action(ActionKind.REFUSE, failure=busy)
+    return Action(AnswerKind.REFUSE, failure=busy)
 
 
 # --- where the Hub is about to end it
@@ -596,7 +581,7 @@ def _by_its_parts(row: SessionRow, observed: Observed, asked: Asked) -> Action:
         return UNANSWERED
     tree = observed.tree(asked.incarnation)
     if tree is not None and not tree.frozen:
-        return Action(ActionKind.END, tree)
+        return Action(AnswerKind.END, tree)
     others = [other for other in observed.whole() if other != tree]
     if others:
         return KEEP

@@ -85,7 +85,7 @@ class Worker:
     together: Together
 
     def __post_init__(self) -> None:
-        self._handlers: dict[ActionKind, Handler] = {
+        self._handlers: dict[str, Handler] = {
             ActionKind.WAIT: self._wait,
             ActionKind.FOLLOW: self._follow,
             ActionKind.CALL_OFF: self._call_off,

@@ -47,9 +47,9 @@ from jupyterhub_gpu_reclaim.controlplane.session import (
 )
 from jupyterhub_gpu_reclaim.controlplane.settings import Settings
 from jupyterhub_gpu_reclaim.controlplane.settle import (
-    ANSWERS,
     Action,
     ActionKind,
+    AnswerKind,
     Asked,
     Want,
     settle,
@@ -304,7 +304,7 @@ def _is_former(term: int, heard: int) -> bool:
 
 
 #: What the agent is told for each action that ends a tree, or takes its capture back.
-_ORDERS = {
+_ORDERS: dict[str, str] = {
     ActionKind.KILL: "kill",
     ActionKind.RELEASE: "release",
     ActionKind.THAW: "thaw",
@@ -779,19 +779,19 @@ def _stop_plan(state: State, decide: Decide) -> State | None:
     done = state._replace(hub=HubState.STOPPED, insisted=False)
     mine = state.tree(state.hub_inc)
     match action.kind:
-        case ActionKind.KEEP | ActionKind.REFUSE:
+        case AnswerKind.KEEP | AnswerKind.REFUSE:
             return done  # its programs are kept
-        case ActionKind.SAVED if mine is not None:
+        case AnswerKind.SAVED if mine is not None:
             done = done._replace(hub_saved=state.row.checkpoint)
             after = _release(done, mine.inc, state.row.checkpoint)
             return after if after.tree(mine.inc) is None else None
-        case ActionKind.SAVED:
+        case AnswerKind.SAVED:
             return done._replace(hub_saved=state.row.checkpoint)
-        case ActionKind.END if state.hub is HubState.STOPPING:
+        case AnswerKind.END if state.hub is HubState.STOPPING:
             # Nobody else stops it here, and its spawner knows that the stop is ours,
             # which is there to release what is saved (``SessionLifecycle.stop``).
             return done
-        case ActionKind.END:
+        case AnswerKind.END:
             after = done.without(
                 state.hub_inc, "law 1: stopped, and what it held is not saved"
             )
@@ -850,7 +850,7 @@ def _asked(state: State, asked: Asked, decide: Decide) -> tuple[Action, State]:
     state = _seen_in_store(_heard(state))
     while True:
         action = _answer(state, asked, decide)
-        if action.kind in {*ANSWERS, ActionKind.UNANSWERED, ActionKind.WAIT}:
+        if action.kind in {*AnswerKind, ActionKind.UNANSWERED, ActionKind.WAIT}:
             return action, state
         after = _act(state, action)
         if after is None or after == state:
@@ -1002,7 +1002,7 @@ def _start_plan(state: State, decide: Decide) -> State | None:
     while True:
         asked = _question(state, Want.START, state.next)
         action, state = _asked(state, asked, decide)
-        if action.kind is ActionKind.MISSING:
+        if action.kind is AnswerKind.MISSING:
             failure = Reason.CHECKPOINT_MISSING.value
             state = state.to(
                 SessionEvent.FOUND_SAVED, checkpoint=state.hub_saved, doubt=failure
@@ -1019,19 +1019,19 @@ def _for_its_owner(state: State, action: Action) -> State | None:
     """The same, where it may be another account's: more may have been found."""
     state, may = accounts.check(state)
     if not may or (
-        action.kind is ActionKind.JOIN
+        action.kind is AnswerKind.JOIN
         and action.tree is not None
         and not accounts.joins(state, action.tree)
     ):
         return state
     anothers = state.saved(state.row.checkpoint)
-    returns = action.kind is ActionKind.RETURN and anothers is not None
+    returns = action.kind is AnswerKind.RETURN and anothers is not None
     if returns and anothers and anothers.account != state.owner:
         raise Broken("accounts: another's session comes back to it")
-    starts = {ActionKind.COLD, ActionKind.JOIN, ActionKind.RETURN}
+    starts = {AnswerKind.COLD, AnswerKind.JOIN, AnswerKind.RETURN}
     if action.kind in starts:
         state = accounts.noted(state)
-    if action.kind is not ActionKind.COLD or state.truth >= 0:
+    if action.kind is not AnswerKind.COLD or state.truth >= 0:
         return _planned(state, action)
     fresh = Tree(state.next, TreeState.RUNNING, account=state.owner)
     started = state._replace(trees=(*state.trees, fresh), truth=0)
@@ -1055,19 +1055,19 @@ def _is_unheard_of(state: State) -> bool:
 def _planned(state: State, action: Action) -> State | None:
     row = state.row
     match action.kind:
-        case ActionKind.COLD if state.truth < 0 and (
+        case AnswerKind.COLD if state.truth < 0 and (
             state.ended or _is_unheard_of(state)
         ):
             return state
-        case ActionKind.COLD:
+        case AnswerKind.COLD:
             raise Broken("law 4: started cold, though its state was never given up")
         case ActionKind.UNANSWERED:
             return None
-        case ActionKind.ASK if action.failure is not None:
+        case AnswerKind.ASK if action.failure is not None:
             told = action.failure.code in _TOLD
             asks = row._replace(doubt=action.failure.code, word=False)
             return state._replace(row=asks, gone=state.gone and not told)
-        case ActionKind.JOIN if action.tree is not None:
+        case AnswerKind.JOIN if action.tree is not None:
             inc = int(action.tree.incarnation)
             if inc in state.ending:
                 # Its end was ordered; that is done first, and asked for again.
@@ -1077,7 +1077,7 @@ def _planned(state: State, action: Action) -> State | None:
             return after._replace(
                 hub=HubState.SPAWNING, hub_inc=inc, hub_saved=0, joined=True
             )
-        case ActionKind.RETURN if state.mounted:
+        case AnswerKind.RETURN if state.mounted:
             if state.gone and not _is_unheard_of(state):
                 raise Broken("law 9: an older state comes back, and nobody was told")
             started = state.to(

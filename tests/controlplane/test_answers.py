@@ -19,15 +19,15 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.phase import Observed
 from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, Intent, Keeping
 from jupyterhub_gpu_reclaim.controlplane.settle import (
-    ANSWERS,
     ActionKind,
+    AnswerKind,
     Asked,
     Want,
     settle,
 )
 from tests.controlplane.test_reconciler import LIMITS, NOW, found, info, row, tree
 
-A = ActionKind
+A, Q = ActionKind, AnswerKind
 FOUND = codec.failure_of(Refused(Reason.SAVED_FOUND, when=""))
 OLDER = codec.failure_of(Refused(Reason.SAVED_OLDER, when=""))
 
@@ -77,24 +77,24 @@ def at(*trees, **more):
     ("asked", "row", "facts", "kind"),
     [
         # What is under way.
-        (start(), row("suspending"), {}, A.REFUSE),
+        (start(), row("suspending"), {}, Q.REFUSE),
         (start(), row("releasing"), at(tree("captured")), A.RELEASE),
         (start(), row("releasing"), {}, Phase.SUSPENDED),
         (start(), row("releasing"), at(tree("running")), Phase.RUNNING),
         (start(), row("releasing"), at(tree("capturing")), A.WAIT),
         (start(), row("releasing"), {"trees": None}, A.UNANSWERED),
-        (start(), row("resuming", incarnation="new"), {"trees": None}, A.RETURN),
-        (start(), row("resuming"), at(tree("running")), A.JOIN),
+        (start(), row("resuming", incarnation="new"), {"trees": None}, Q.RETURN),
+        (start(), row("resuming"), at(tree("running")), Q.JOIN),
         (start(), row("resuming"), at(tree("holding")), A.KILL),
-        (start(), row("resuming"), at(tree("capturing")), A.REFUSE),
+        (start(), row("resuming"), at(tree("capturing")), Q.REFUSE),
         (start(), row("resuming"), at(tree("captured")), Phase.RELEASING),
-        (start(), row("suspended"), at(tree("restoring", "i9")), A.REFUSE),
+        (start(), row("suspended"), at(tree("restoring", "i9")), Q.REFUSE),
         (start(), row("resuming"), at(), A.KILL),
         (start(), row("resuming"), {"trees": None}, A.UNANSWERED),
         # What is there.
-        (start(), row("suspended"), at(tree("running", "i9")), A.JOIN),
-        (start(), STOPPED, at(tree("napping", "i9"), saved=None), A.JOIN),
-        (start(), STOPPED, at(tree("captured", "i9"), tree("running", "i8")), A.JOIN),
+        (start(), row("suspended"), at(tree("running", "i9")), Q.JOIN),
+        (start(), STOPPED, at(tree("napping", "i9"), saved=None), Q.JOIN),
+        (start(), STOPPED, at(tree("captured", "i9"), tree("running", "i8")), Q.JOIN),
         (start(), LOST, at(tree("captured"), known=()), Phase.RELEASING),
         (start(), STOPPED, at(tree("captured")), A.KILL),
         (start(), row("running"), at(tree("captured", "i9", "c2")), A.THAW),
@@ -106,7 +106,7 @@ def at(*trees, **more):
             Phase.RELEASING,
         ),
         (start(), STOPPED, at(tree("captured"), saved=()), A.THAW),
-        (start(), row("suspended"), at(tree("capturing", "i9")), A.REFUSE),
+        (start(), row("suspended"), at(tree("capturing", "i9")), Q.REFUSE),
         (start(), row("suspended"), at(tree("captured")), Phase.RELEASING),
         (
             start(),
@@ -127,9 +127,9 @@ def at(*trees, **more):
             start(),
             row("suspended"),
             at(tree("restoring", "i9", "c9"), **NEWER),
-            A.REFUSE,
+            Q.REFUSE,
         ),
-        (start(), STOPPED, at(tree("restoring")), A.REFUSE),
+        (start(), STOPPED, at(tree("restoring")), Q.REFUSE),
         (start(), row("suspended"), at(tree("holding", "i9")), A.KILL),
         # What is saved.
         (start(), row("running"), {**NEWER}, Phase.SUSPENDED),
@@ -138,27 +138,27 @@ def at(*trees, **more):
             start(),
             row("suspended", checkpoint="c3", stamp=(0, 3)),
             {"saved": ("c2", "c3"), "known": ("c3",)},
-            A.RETURN,
+            Q.RETURN,
         ),
         (
             start(checkpoint="c2"),
             row("suspended", checkpoint="c3", stamp=(0, 3)),
             {"saved": ("c2", "c3"), "known": ("c3",)},
-            A.RETURN,
+            Q.RETURN,
         ),
         (start(), STOPPED, {"saved": ("c2",), "known": ()}, Phase.SUSPENDED),
-        (HUBS, row("suspended"), {}, A.RETURN),
+        (HUBS, row("suspended"), {}, Q.RETURN),
         (start(), row("suspended", bring_back="c9"), {"trees": None}, A.BRING_BACK),
         (start(), row("stopped", bring_back="c9"), {}, A.BRING_BACK),
-        (start(), STOPPED, {}, A.COLD),
-        (start(checkpoint="c9"), STOPPED, {}, A.MISSING),
-        (start(checkpoint="c9", stamp=(0, 1)), STOPPED, {}, A.COLD),
-        (start(checkpoint="c9", stamp=(0, 2)), STOPPED, {}, A.MISSING),
+        (start(), STOPPED, {}, Q.COLD),
+        (start(checkpoint="c9"), STOPPED, {}, Q.MISSING),
+        (start(checkpoint="c9", stamp=(0, 1)), STOPPED, {}, Q.COLD),
+        (start(checkpoint="c9", stamp=(0, 2)), STOPPED, {}, Q.MISSING),
         # Doubts.
-        (start(checkpoint="c9"), row("suspended"), {}, A.ASK),
-        (start(checkpoint="c9"), row("suspended", intent=Intent.RESUME), {}, A.RETURN),
-        (start(), row("suspended", failure=FOUND), {}, A.ASK),
-        (HUBS, row("suspended", failure=FOUND), {}, A.RETURN),
+        (start(checkpoint="c9"), row("suspended"), {}, Q.ASK),
+        (start(checkpoint="c9"), row("suspended", intent=Intent.RESUME), {}, Q.RETURN),
+        (start(), row("suspended", failure=FOUND), {}, Q.ASK),
+        (HUBS, row("suspended", failure=FOUND), {}, Q.RETURN),
         # Silence.
         (start(), STOPPED, {"saved": None}, A.UNANSWERED),
     ],
@@ -173,17 +173,17 @@ SILENT = {"trees": None, "saved": None}
 @pytest.mark.parametrize(
     ("facts", "row", "silence", "kind"),
     [
-        ({}, row("stopped", checkpoint="", stamp=(0, 0)), Reason.NO_AGENT, A.COLD),
-        ({}, STOPPED, Reason.AGENT_UNREACHABLE, A.COLD),
+        ({}, row("stopped", checkpoint="", stamp=(0, 0)), Reason.NO_AGENT, Q.COLD),
+        ({}, STOPPED, Reason.AGENT_UNREACHABLE, Q.COLD),
         ({"listed": False}, STOPPED, Reason.AGENT_UNREACHABLE, A.UNANSWERED),
-        ({"listed": False}, STOPPED, Reason.NO_AGENT, A.COLD),
+        ({"listed": False}, STOPPED, Reason.NO_AGENT, Q.COLD),
         ({}, STOPPED, Reason.NODE_SILENT, A.UNANSWERED),
         ({}, STOPPED, Reason.ENDING_UNSEEN, A.UNANSWERED),
         ({"remembered": True}, STOPPED, Reason.AGENT_UNREACHABLE, A.UNANSWERED),
         ({"checkpoint": "c9"}, STOPPED, Reason.AGENT_UNREACHABLE, A.UNANSWERED),
         ({}, row("running"), Reason.AGENT_UNREACHABLE, A.UNANSWERED),
         ({}, row("running"), Reason.ENDING_UNSEEN, A.UNANSWERED),
-        ({"checkpoint": "c1"}, row("suspended"), Reason.ENDING_UNSEEN, A.RETURN),
+        ({"checkpoint": "c1"}, row("suspended"), Reason.ENDING_UNSEEN, Q.RETURN),
         ({}, row("suspended"), Reason.ENDING_UNSEEN, A.UNANSWERED),
         # Nobody has deleted its pod there: both may be of a backup.
         ({"checkpoint": "c1"}, row("suspended"), Reason.NODE_SILENT, A.UNANSWERED),
@@ -212,7 +212,7 @@ def test_return_beside_a_silent_node_not_where_hub_and_journal_are_both_older():
     """What was saved since came back there, perhaps, and is newer than that."""
     silent = HUBS._replace(silence=Reason.ENDING_UNSEEN)
     known = {"trees": None, "saved": ("c1",), "known": ("c1",)}
-    assert answer(silent, row("suspended"), **known).kind is A.RETURN
+    assert answer(silent, row("suspended"), **known).kind is Q.RETURN
     older = {"trees": None, **NEWER, "known": ("c1",)}
     assert answer(silent, row("suspended"), **older).kind is A.UNANSWERED
 
@@ -221,35 +221,35 @@ def test_return_beside_a_silent_node_not_where_hub_and_journal_are_both_older():
     ("asked", "row", "facts", "kind"),
     [
         # The journal's own.
-        (stop(), row("suspending"), {}, A.REFUSE),
-        (stop(), row("releasing"), {"trees": None}, A.SAVED),
-        (stop(), row("suspended"), {"trees": None}, A.SAVED),
-        (stop(), row("stopped", checkpoint=""), {}, A.END),
-        (stop(), row("stopped"), at(tree("running", "i9")), A.KEEP),
-        (stop(), row("running"), at(tree("capturing")), A.REFUSE),
+        (stop(), row("suspending"), {}, Q.REFUSE),
+        (stop(), row("releasing"), {"trees": None}, Q.SAVED),
+        (stop(), row("suspended"), {"trees": None}, Q.SAVED),
+        (stop(), row("stopped", checkpoint=""), {}, Q.END),
+        (stop(), row("stopped"), at(tree("running", "i9")), Q.KEEP),
+        (stop(), row("running"), at(tree("capturing")), Q.REFUSE),
         (stop(), row("running"), at(tree("captured")), Phase.RELEASING),
-        (stop(), row("running"), at(tree("captured"), saved=()), A.KEEP),
+        (stop(), row("running"), at(tree("captured"), saved=()), Q.KEEP),
         (stop(came_back=True), row("resuming"), {"trees": None}, Phase.RUNNING),
         (stop(), row("resuming"), at(tree("running")), Phase.RUNNING),
-        (stop(), row("resuming"), at(tree("captured")), A.REFUSE),
-        (stop(), row("resuming"), at(tree("holding")), A.SAVED),
+        (stop(), row("resuming"), at(tree("captured")), Q.REFUSE),
+        (stop(), row("resuming"), at(tree("holding")), Q.SAVED),
         (stop(), row("resuming"), {}, A.KILL),
-        (stop(), row("running"), at(tree("running"), saved=None), A.END),
+        (stop(), row("running"), at(tree("running"), saved=None), Q.END),
         (stop(), row("running"), {"trees": None}, A.UNANSWERED),
         (stop(), row("running"), {"saved": None}, A.UNANSWERED),
-        (stop(), row("running"), at(tree("running", "i9")), A.KEEP),
+        (stop(), row("running"), at(tree("running", "i9")), Q.KEEP),
         (stop(), row("running"), {**NEWER}, Phase.SUSPENDED),
         (stop(), row("running"), {}, Phase.SUSPENDED),
         (stop(), row("running", checkpoint=""), {}, Phase.SUSPENDED),
-        (stop(), row("running", checkpoint=""), {"saved": ()}, A.END),
+        (stop(), row("running", checkpoint=""), {"saved": ()}, Q.END),
         # Of another incarnation.
-        (stop("old"), row("running"), at(tree("running", "old")), A.END),
-        (stop("old"), row("running"), at(tree("running")), A.KEEP),
+        (stop("old"), row("running"), at(tree("running", "old")), Q.END),
+        (stop("old"), row("running"), at(tree("running")), Q.KEEP),
         (
             stop("old"),
             row("running"),
             at(tree("running"), tree("captured", "old")),
-            A.KEEP,
+            Q.KEEP,
         ),
         (
             stop("old"),
@@ -257,24 +257,24 @@ def test_return_beside_a_silent_node_not_where_hub_and_journal_are_both_older():
             at(tree("captured", "old", "c2"), **NEWER),
             Phase.RELEASING,
         ),
-        (stop(), STOPPED, at(tree("captured")), A.END),
-        (stop("old"), STOPPED, at(tree("captured", "old")), A.END),
+        (stop(), STOPPED, at(tree("captured")), Q.END),
+        (stop("old"), STOPPED, at(tree("captured", "old")), Q.END),
         (
             stop("old"),
             row("suspended", checkpoint="c2", stamp=(0, 2)),
             at(tree("captured", "old"), **BOTH),
-            A.KEEP,
+            Q.KEEP,
         ),
         (
             stop("old"),
             row("resuming"),
             at(tree("captured", "old", "c2"), **NEWER),
-            A.KEEP,
+            Q.KEEP,
         ),
-        (stop("old"), STOPPED, at(tree("captured", "old"), saved=()), A.KEEP),
-        (stop("old"), STOPPED, {**NEWER}, A.KEEP),
-        (stop("old"), row("suspended"), {}, A.KEEP),
-        (stop("old"), STOPPED, {}, A.END),
+        (stop("old"), STOPPED, at(tree("captured", "old"), saved=()), Q.KEEP),
+        (stop("old"), STOPPED, {**NEWER}, Q.KEEP),
+        (stop("old"), row("suspended"), {}, Q.KEEP),
+        (stop("old"), STOPPED, {}, Q.END),
         (stop("old"), STOPPED, {"trees": None}, A.UNANSWERED),
         (stop("old"), STOPPED, {"saved": None}, A.UNANSWERED),
     ],
@@ -294,9 +294,9 @@ def test_stop_of_one_that_was_saved_meanwhile_is_suspended():
 def test_stop_of_one_that_is_being_saved_is_not_forgotten():
     """Its save goes on behind its copy, and is committed when the Hub has asked."""
     mine = row("running", checkpoint="", intent=Intent.SAVE)
-    assert answer(stop(), mine, saved=(), known=()).kind is A.KEEP
+    assert answer(stop(), mine, saved=(), known=()).kind is Q.KEEP
     other = row("running", checkpoint="")
-    assert answer(stop(), other, saved=(), known=()).kind is A.END
+    assert answer(stop(), other, saved=(), known=()).kind is Q.END
 
 
 @pytest.mark.parametrize("phase", ["releasing", "resuming", "suspending"])
@@ -305,7 +305,7 @@ def test_stop_of_one_that_was_saved_waits_for_what_is_under_way(phase):
     saved = msgspec.structs.replace(info("c2"), incarnation="later")
     observed = Observed((), (info("c1"), saved), HubState.SPAWNING)
     asked = stop("later", kept=(kept("c1"),))
-    assert settle(row(phase), observed, NOW, LIMITS, asked).kind is A.KEEP
+    assert settle(row(phase), observed, NOW, LIMITS, asked).kind is Q.KEEP
 
 
 def test_stop_what_a_later_session_has_saved_is_not_forgotten():
@@ -313,7 +313,7 @@ def test_stop_what_a_later_session_has_saved_is_not_forgotten():
     later = msgspec.structs.replace(info("c2"), incarnation="i9", session="later")
     observed = Observed((), (later,), HubState.SPAWNING)
     mine = row("running", checkpoint="", stamp=(0, 0), session="mine")
-    assert settle(mine, observed, NOW, LIMITS, stop()).kind is A.KEEP
+    assert settle(mine, observed, NOW, LIMITS, stop()).kind is Q.KEEP
 
 
 def test_return_of_what_is_gone_is_the_hubs_or_a_question():
@@ -353,11 +353,11 @@ def test_hub_that_remembers_a_newer_state_of_the_session_is_a_reason_to_ask():
         return settle(mine, observed, NOW, LIMITS, hubs._replace(stamp=stamp))
 
     assert asked((0, 4)).failure.code == "saved_older"
-    assert asked((0, 2)).kind is A.RETURN
+    assert asked((0, 2)).kind is Q.RETURN
     assert asked((0, 0)).failure.code == "saved_older"  # the Hub knows none
     found = msgspec.structs.replace(mine, failure=FOUND)
     assert asked((0, 4), found).failure.code == "saved_older"
-    assert asked((0, 2), found).kind is A.RETURN
+    assert asked((0, 2), found).kind is Q.RETURN
 
 
 def every_question():
@@ -379,10 +379,10 @@ def test_no_question_is_left_open_where_all_have_answered():
         for asked in (start(), HUBS, stop(), stop("i2"), stop("old")):
             action = answer(asked, row(phase), trees, saved, known)
             seen.add(action.kind)
-            assert action.kind in {*ANSWERS, *ACTS} or saved is None
+            assert action.kind in {*Q, *ACTS} or saved is None
             if action.kind is A.UNANSWERED:
                 assert saved is None
-    assert seen >= ANSWERS - {A.ASK, A.MISSING}
+    assert seen >= set(Q) - {Q.ASK, Q.MISSING}
 
 
 #: What may be done before there is an answer.
@@ -401,13 +401,13 @@ def test_what_a_person_has_set_aside_is_not_taken_up_where_it_stands_captured():
     marked = msgspec.structs.replace(info("c1"), aside=Aside(until=None))
     observed = Observed((tree("captured"),), (marked,), HubState.SPAWNING)
     assert settle(STOPPED, observed, NOW, LIMITS, start()).kind is A.KILL
-    assert settle(STOPPED, observed, NOW, LIMITS, stop("i1")).kind is A.END
+    assert settle(STOPPED, observed, NOW, LIMITS, stop("i1")).kind is Q.END
 
 
 def test_no_start_is_cold_beside_a_tree_or_a_checkpoint_that_nobody_has_given_up():
     for phase, trees, saved, known in every_question():
         action = answer(start(), row(phase), trees, saved, known)
-        if action.kind is A.COLD:
+        if action.kind is Q.COLD:
             assert not [one for one in trees if one.runs]
             decided = row(phase).stamp
             assert all(info(name).stamp <= decided for name in saved or ())

@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.decide import sampler
 from jupyterhub_gpu_reclaim.controlplane.phase import Observed
 from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
-from jupyterhub_gpu_reclaim.controlplane.settle import ANSWERS, Action, ActionKind
+from jupyterhub_gpu_reclaim.controlplane.settle import Action, ActionKind, AnswerKind
 from tests.controlplane.test_reconciler import info, tree
 from tests.support.simulated import KEY
 
@@ -313,9 +313,9 @@ async def test_every_action_has_somebody_who_does_it_and_an_answer_is_none(world
     worker = (await world.controller()).plan_start.__self__.worker
     of_a_look = {ActionKind.READY, ActionKind.NOTHING}  # what was wished comes then
     seen, row = Observed((), (), None), SessionRow(key=KEY)
-    for kind in ActionKind:
+    for kind in (*ActionKind, *AnswerKind):
         action = Action(kind, tree("running"), info())
-        if kind in {*ANSWERS, *of_a_look, ActionKind.UNANSWERED}:
+        if kind in {*AnswerKind, *of_a_look, ActionKind.UNANSWERED}:
             with pytest.raises(AssertionError):
                 await worker.act(row, action, seen)
         elif kind not in worker._handlers:

@@ -7,7 +7,13 @@ from jupyterhub_gpu_reclaim.common.term import Term
 from jupyterhub_gpu_reclaim.controlplane import owners
 from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.session import LIVE, TABLE
-from jupyterhub_gpu_reclaim.controlplane.settle import WAIT, Action, ActionKind, settle
+from jupyterhub_gpu_reclaim.controlplane.settle import (
+    WAIT,
+    Action,
+    ActionKind,
+    AnswerKind,
+    settle,
+)
 from simulation.model.__main__ import main
 from simulation.model.explorer import explore
 from simulation.model.session import (
@@ -81,7 +87,7 @@ def forgets_save_points(row, observed, now, settings, asked=None):
     action = settle(row, observed, now, settings, asked)
     lost = action.kind is ActionKind.TAKE and action.phase is Phase.SUSPENDED
     if lost and row.phase in LIVE and asked is not None:
-        return Action(ActionKind.END)
+        return Action(AnswerKind.END)
     return (
         action._replace(phase=Phase.STOPPED) if lost and row.phase in LIVE else action
     )
@@ -102,8 +108,8 @@ def ends_a_later_life(row, observed, now, settings, asked=None):
     action = settle(row, observed, now, settings, asked)
     if row.phase is Phase.RELEASING and observed.hub is HubState.RUNNING:
         return Action(ActionKind.STOP_AT_HUB)
-    if asked is not None and action.kind is ActionKind.KEEP:
-        return Action(ActionKind.END)
+    if asked is not None and action.kind is AnswerKind.KEEP:
+        return Action(AnswerKind.END)
     return action
 
 
