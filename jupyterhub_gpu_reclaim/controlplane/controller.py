@@ -109,7 +109,7 @@ class Controller:
             turns=Turns(sessions),
             together=together,
         )
-        queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)
+        queue = WorkQueue(worker.work, settings.workers)
         self._sessions, self._queue = sessions, queue
         sessions.look = queue.add
         #: calls about sessions

@@ -16,11 +16,13 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import SessionKey
 
 
 _log = logging.getLogger(__name__)
+
+#: Seconds between two looks after a failure, doubled by each in a row; their bound.
+BACKOFF, BACKOFF_LIMIT = 1.0, 60.0
 
 
 class _Job:
@@ -43,17 +45,10 @@ class WorkQueue:
     def __init__(
         self,
         work: Callable[[SessionKey], Awaitable[float | None]],
-        *,
-        clock: Clock,
         workers: int = 16,
-        backoff: float = 1.0,
-        backoff_limit: float = 60.0,
     ) -> None:
         self._work = work
-        self._clock = clock
         self._slots = asyncio.Semaphore(workers)
-        self._backoff = backoff
-        self._backoff_limit = backoff_limit
         self._jobs: dict[SessionKey, _Job] = {}
         self._closed = False
 
@@ -83,7 +78,10 @@ class WorkQueue:
         delay: float | None = 0.0
         failures = 0  # in a row
         while delay is not None or job.wanted.is_set():
-            await self._until_wanted(job, delay or 0.0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay or 0.0):
+                    await job.wanted.wait()
+            job.wanted.set()  # its time has come
             async with self._slots:
                 job.wanted.clear()
                 job.working = True
@@ -91,29 +89,15 @@ class WorkQueue:
                     delay = await self._work(key)
                     failures = 0
                 except ReclaimError as error:
-                    delay, failures = self._after(failures), failures + 1
+                    delay, failures = _after(failures), failures + 1
                     _log.info("%s: retrying in %.0f s: %s", key, delay, error)
                 except Exception:  # noqa: BLE001 the last line of defence: a fault in one session's work
-                    delay, failures = self._after(failures), failures + 1
+                    delay, failures = _after(failures), failures + 1
                     _log.exception("%s: failed; retrying in %.0f s", key, delay)
                 finally:
                     job.working = False
         del self._jobs[key]
 
-    async def _until_wanted(self, job: _Job, delay: float) -> None:
-        if job.wanted.is_set():
-            return
-        timer = asyncio.create_task(self._want_after(job, delay))
-        try:
-            await job.wanted.wait()
-        finally:
-            timer.cancel()
 
-    async def _want_after(self, job: _Job, delay: float) -> None:
-        await self._clock.sleep(delay)
-        job.wanted.set()
-
-    def _after(self, failures: int) -> float:
-        with contextlib.suppress(OverflowError):
-            return min(self._backoff * 2.0**failures, self._backoff_limit)
-        return self._backoff_limit
+def _after(failures: int) -> float:
+    return min(BACKOFF * 2.0 ** min(failures, 32), BACKOFF_LIMIT)

@@ -9,6 +9,6 @@ __all__ = ["world"]
 
 
 def pytest_asyncio_loop_factories(config, item):
-    """The simulator's loop, for tests in its world."""
-    in_it = "world" in item.fixturenames
+    """The simulator's loop, for tests in its world, and of the queue of work."""
+    in_it = {"world", "bench"} & {*item.fixturenames}
     return {"loop": VirtualLoop if in_it else asyncio.new_event_loop}
