@@ -95,7 +95,7 @@ class Deletions:
 
     def forget_old(self) -> None:
         journal, before = self.sessions.journal, self.sessions.clock.now() - _KNOWN
-        noted = journal.all_noted(NoteKind.DELETION).items()
+        noted = journal.notes(NoteKind.DELETION, float).items()
         old = [name for name, at in noted if at < before and not self._has_file(name)]
         journal.forget_notes(NoteKind.DELETION, *old)
 
@@ -113,7 +113,7 @@ class Deletions:
             sessions.remove(key, line, to_delete, [*written, *also])
         else:  # the session of somebody who has had the name before
             sessions.keep(key, to_delete)
-            sessions.journal.write(*_told(line), *written, *also)
+            sessions.journal.write(*schema.insert_audit(line), *written, *also)
         self._orders_by_key()[key] = order
 
     def _line(self, order: DeletionOrder, what: str, message: str) -> AuditLine | None:
@@ -232,7 +232,7 @@ class Deletions:
             order = msgspec.structs.replace(order, names=names)
             self._orders_by_key()[key] = order
             line = self._line(order, "forget", _DELETED)
-            self.sessions.journal.write(*_told(line))
+            self.sessions.journal.write(*schema.insert_audit(line))
         for checkpoint in sorted(to_delete):
             await self.sessions.agent.order(checkpoint, orders.Discard())
             self.sessions.journal.drop(checkpoint)
@@ -256,9 +256,5 @@ class Deletions:
         message = "Nothing of the deleted server is left."
         line = self._line(order, "forgotten", message)
         forgotten = schema.forget_notes(NoteKind.DELETED, order.key.path)
-        self.sessions.journal.write(*_told(line), *forgotten)
+        self.sessions.journal.write(*schema.insert_audit(line), *forgotten)
         self._orders_by_key().pop(order.key, None)
-
-
-def _told(line: AuditLine | None) -> list[Any]:
-    return [] if line is None else [schema.insert_audit(line)]

@@ -207,7 +207,7 @@ def give_notice(sessions: Sessions, limits: Retention, ahead: float) -> None:
     """
     journal, now = sessions.journal, sessions.clock.now()
     rows = {row.id: row for row in journal.checkpoints()}
-    announced = journal.all_noted(NoteKind.EXPIRY)
+    announced = journal.notes(NoteKind.EXPIRY, float)
     journal.forget_notes(NoteKind.EXPIRY, *(announced.keys() - rows.keys()))
     for checkpoint, at in _expiries(sessions, limits, now + ahead).items():
         row = rows[checkpoint]
@@ -217,7 +217,7 @@ def give_notice(sessions: Sessions, limits: Retention, ahead: float) -> None:
             row.key, SERVICE, "deletion ahead", _message(row, at - now)
         )
         journal.write(
-            schema.insert_audit(line),
+            *schema.insert_audit(line),
             *schema.note(NoteKind.EXPIRY, checkpoint, now),
         )
 

@@ -18,7 +18,6 @@ import logging
 import os
 import uuid
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Engine, create_engine, event, func, select
@@ -86,47 +85,6 @@ MOST_PRUNED = 20_000
 _NUMBER = 0x67_70_75_73
 
 
-class JournalLock:
-    """The lock of one journal: a file beside SQLite's, an advisory one of PostgreSQL.
-
-    Two services on one journal, after a rolling update for example, would each undo
-    what the other has done. The kernel, or PostgreSQL, keeps the lock for as long as
-    its holder lives, and frees it when that has ended in whatever way; nothing is
-    renewed, and no clock is read. PostgreSQL's belongs to the connection, and is lost
-    with it.
-    """
-
-    def __init__(self) -> None:
-        self._file: int | None = None
-
-    def take(self, connection: Connection) -> bool:
-        """Take the lock if it is free; return whether it is held now. Idempotent.
-
-        Raises:
-            StoreError: the file cannot be made.
-        """
-        if connection.dialect.name == "postgresql":
-            asked = connection.exec_driver_sql(
-                f"SELECT pg_try_advisory_lock({_NUMBER})"
-            )
-            return bool(asked.scalar_one())
-        if self._file is None:
-            database = connection.exec_driver_sql("PRAGMA database_list").all()[0][2]
-            if not database:
-                return True
-            self._file = _open(Path(f"{database}.lock"))
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-
 class Journal:
     """The rows, each change in one transaction.
 
@@ -140,7 +98,7 @@ class Journal:
         #: one more with each service that works on it; 0: we do not
         self.term = 0
         self._name = uuid.uuid4().hex
-        self._lock = JournalLock()
+        self._lock: int | None = None  #: the file beside SQLite's that is locked
         self._engine = _engine(url)
         try:
             self._connection = self._engine.connect()
@@ -156,7 +114,9 @@ class Journal:
         """Close the database, and let another service have it; nothing is buffered."""
         self._connection.close()
         self._engine.dispose()
-        self._lock.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     # --- whose it is
     def take(self) -> bool:
@@ -168,12 +128,44 @@ class Journal:
         if self.term:
             return True
         with self._transaction() as connection:
-            if not self._lock.take(connection):
+            if not self._is_locked(connection):
                 return False
             number = schema.term.c.number
             connection.execute(schema.term.update().values(number=number + 1))
             term: int = connection.execute(select(number)).scalar_one()
         self.term = term
+        return True
+
+    def _is_locked(self, connection: Connection) -> bool:
+        """Take the journal's lock if it is free; whether it is held now. Idempotent.
+
+        Two services on one journal, after a rolling update for example, would each undo
+        what the other has done. The kernel, or PostgreSQL, keeps the lock for as long
+        as its holder lives, and frees it when that has ended in whatever way; nothing
+        is renewed, and no clock is read. PostgreSQL's belongs to the connection, and is
+        lost with it.
+
+        Raises:
+            StoreError: the file cannot be made.
+        """
+        if connection.dialect.name == "postgresql":
+            asked = connection.exec_driver_sql(
+                f"SELECT pg_try_advisory_lock({_NUMBER})"
+            )
+            return bool(asked.scalar_one())
+        if self._lock is None:
+            database = connection.exec_driver_sql("PRAGMA database_list").all()[0][2]
+            if not database:
+                return True
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            try:
+                self._lock = os.open(f"{database}.lock", flags, 0o600)
+            except OSError as error:
+                raise _store_error(error) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
         return True
 
     def is_held(self) -> bool:
@@ -242,9 +234,9 @@ class Journal:
         checkpoints: Iterable[CheckpointRow] = (),
         also: Iterable[Any] = (),
     ) -> None:
-        lines = [] if audit is None else [schema.insert_audit(audit)]
         changed = schema.note(NoteKind.SESSION, row.key.path, row)
-        with self._changing(*changed, *lines, *also, kept=checkpoints) as cache:
+        changed += schema.insert_audit(audit)
+        with self._changing(*changed, *also, kept=checkpoints) as cache:
             cache.sessions[row.key] = row
 
     def forget(
@@ -256,8 +248,8 @@ class Journal:
     ) -> None:
         """Remove a session's row; its checkpoints stay until they are deleted."""
         removed = schema.forget_notes(NoteKind.SESSION, key.path)
-        lines = [] if audit is None else [schema.insert_audit(audit)]
-        with self._changing(*removed, *lines, *also, kept=to_delete) as cache:
+        removed += schema.insert_audit(audit)
+        with self._changing(*removed, *also, kept=to_delete) as cache:
             cache.sessions.pop(key, None)
 
     # --- checkpoints
@@ -345,9 +337,6 @@ class Journal:
         mine = schema.notes.c.subject == subject
         return self.notes(kind, float, mine).get(subject)
 
-    def all_noted(self, kind: NoteKind) -> dict[str, float]:
-        return self.notes(kind, float)
-
     def notes(self, kind: NoteKind, of: type[T], *which: Any) -> dict[str, T]:
         table = schema.notes
         found = self.read(table.select().where(table.c.kind == kind.value, *which))
@@ -425,10 +414,3 @@ def _engine(url: str) -> Engine:
 
     event.listen(engine, "connect", prepare)
     return engine
-
-
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StoreError(Reason.INTERNAL, detail=f"journal: {error}") from None

@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.controlplane.session import (
 from jupyterhub_gpu_reclaim.controlplane.settle import ActionKind, settle
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import Preemption
@@ -119,16 +119,16 @@ class ControlLoops:
         if self.preemption is not None:
             self.preemption.select(waiting)
         rows = {row.key for row in self.sessions.journal.sessions()}
-        missed: dict[SessionKey, StoreError] = {}
         for count, key in enumerate(sorted(rows | state.keys())):
             if count % BREATH == 0:
                 await asyncio.sleep(0)  # others may answer, and readers read
             try:
                 self._compare(key, state)
+                self._news.is_new(key)
             except StoreError as error:  # seen again at the next tick
                 self.sessions.runtime(key).compared = False
-                missed[key] = error
-        self._tell_missed(missed)
+                if self._news.is_new(key, error):
+                    _log.warning("%s: not compared, trying again: %s", key, error)
         self.wakes.refresh()
         jobs.refresh(self.sessions)
         self.worker.room.refresh()
@@ -138,14 +138,8 @@ class ControlLoops:
         self._forget_gone(state)
         self._do_rare_work(self.sessions.clock.now())
 
-    def _tell_missed(self, missed: Mapping[SessionKey, StoreError]) -> None:
-        key, error = next(iter(missed.items()), ("", ""))
-        if self._news.is_new("journal", error):
-            what = "%s: not compared, trying again: %s (%d sessions)"
-            _log.warning(what, key, error, len(missed))
-
     def _compare(self, key: SessionKey, state: ObservedState) -> None:
-        observed = self.observer.of(key, state)
+        observed = self.observer.whole(key, state.session(key))
         row = self.sessions.row(key)
         if not observed.silent:
             tree = observed.tree(row.incarnation)
@@ -162,9 +156,7 @@ class ControlLoops:
         elif self._wants_a_look(row, action.kind):
             self.queue.add(key)
 
-    def _note_compared(
-        self, row: SessionRow, observed: Observed, kind: ActionKind
-    ) -> None:
+    def _note_compared(self, row: SessionRow, observed: Observed, kind: str) -> None:
         same = kind in {ActionKind.NOTHING, ActionKind.READY, ActionKind.REPORT}
         all_answered = not observed.silent and observed.hub is not None
         self.sessions.runtime(row.key).compared = (
@@ -192,7 +184,7 @@ class ControlLoops:
                 self.sessions.journal.prune_long()
             self._prune_at = now + (0.0 if more else PRUNE_SECONDS)
 
-    def _wants_a_look(self, row: SessionRow, kind: ActionKind) -> bool:
+    def _wants_a_look(self, row: SessionRow, kind: str) -> bool:
         if self.queue.busy(row.key):
             return False
         if kind is ActionKind.READY:

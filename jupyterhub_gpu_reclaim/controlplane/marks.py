@@ -98,8 +98,7 @@ def said(
     words = untold(sessions, key, saved, {})
     rows = sessions.journal.checkpoints(key)
     gone = {row.id for row in rows if row.keeping is Keeping.TO_DELETE}
-    runtime = sessions.runtimes.get(key)
-    gone |= runtime.deleted if runtime is not None else frozenset()
+    gone |= sessions.runtime(key).deleted
     return words | dict.fromkeys(gone, Mark(aside=Aside(until=None)))
 
 

@@ -104,9 +104,6 @@ class Observer:
         had = self.whole(key, Observed((), self._list.get(key, ()), None))
         return phase.is_current(self.sessions.row(key), had)
 
-    def of(self, key: SessionKey, state: ObservedState) -> Observed:
-        return self.whole(key, state.session(key))
-
     def whole(self, key: SessionKey, observed: Observed) -> Observed:
         """Leave out what is deleted, add what the store does not show yet."""
         observed = self.deletions.living(key, observed)

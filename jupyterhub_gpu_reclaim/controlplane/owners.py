@@ -161,7 +161,7 @@ async def check_names(sessions: Sessions, placement: Placement) -> None:
     if known or mine.phase is not Phase.STOPPED or ids == {""}:
         return
     for key in sorted(await names_of(sessions, *ids) - {mine.key}):
-        told = sessions.journal.all_noted(NoteKind.RENAMED).keys()
+        told = sessions.journal.notes(NoteKind.RENAMED, float).keys()
         if mine.failure is None and ids & told:
             continue
         error = Refused(Reason.RENAMED, there=key, here=mine.key)

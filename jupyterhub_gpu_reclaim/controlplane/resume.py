@@ -89,8 +89,9 @@ class Resumer:
             return
         end = await self._restore(row)
         row = self.sessions.row(row.key) if self._is_unchanged(row) else row
-        if end.failure is not None and not self.line.waits(row, end.failure):
-            self.failed(row, self.line.told(row, end.failure))
+        ended = end.failure and self.line.ended(row, end.failure)
+        if ended is not None:
+            self.failed(row, ended)
 
     async def _restore(self, row: SessionRow) -> Event:
         unserved = self.sessions.runtime(row.key).lacks_memory_since is not None

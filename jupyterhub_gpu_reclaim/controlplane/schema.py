@@ -162,8 +162,10 @@ def audit_row(row: Mapping[Any, Any]) -> AuditLine:
     )
 
 
-def insert_audit(row: AuditLine) -> Any:
+def insert_audit(row: AuditLine | None) -> list[Any]:
+    if row is None:
+        return []
     values = msgspec.structs.asdict(row)
     del values["id"], values["sentence"]
     key = values.pop("key")
-    return _TOLD, {**values, "user": key.user, "server": key.server}
+    return [(_TOLD, {**values, "user": key.user, "server": key.server})]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -93,7 +94,7 @@ class Sessions:
         self.clock = clock
         self.counters = Counters()
         #: runtime state of every session that anything is remembered of
-        self.runtimes: dict[SessionKey, Runtime] = {}
+        self.runtimes: dict[SessionKey, Runtime] = defaultdict(Runtime)
         self.policies = policies or (lambda _: SessionPolicy())
         self.settings = settings
         #: nodes that are to be free of sessions
@@ -119,10 +120,7 @@ class Sessions:
         return self.journal.session(key) or SessionRow(key=key)
 
     def runtime(self, key: SessionKey) -> Runtime:
-        found = self.runtimes.get(key)
-        if found is None:
-            found = self.runtimes[key] = Runtime()
-        return found
+        return self.runtimes[key]
 
     def saved_every(self, key: SessionKey) -> float:
         set_to = self.policies(key).save_every
@@ -303,16 +301,14 @@ class Sessions:
 
     # --- what was seen
     def see(self, key: SessionKey, saved: Iterable[CheckpointInfo]) -> None:
-        runtime, row = self.runtimes.get(key), self.row(key)
-        gone = runtime.deleted if runtime is not None else frozenset()
-        infos = [info for info in saved if info.id not in gone]
-        told = runtime.told if runtime is not None else {}
+        runtime, row = self.runtime(key), self.row(key)
+        infos = [info for info in saved if info.id not in runtime.deleted]
         before = {each.id: each for each in self.journal.checkpoints(key)}
         new = [CheckpointRow(info=info) for info in infos if info.id not in before]
         named = [
             before[info.id].said(name=info.name)
             for info in infos
-            if info.id in before and info.id not in told
+            if info.id in before and info.id not in runtime.told
             if info.name != before[info.id].name
         ]
         if not (new or named):
@@ -407,8 +403,7 @@ class Sessions:
         return operation
 
     def operation(self, key: SessionKey) -> OperationEvents | None:
-        runtime = self.runtimes.get(key)
-        return runtime.operation if runtime is not None else None
+        return self.runtime(key).operation
 
     def has_come_back(self, key: SessionKey) -> bool:
         operation = self.operation(key)

@@ -38,11 +38,11 @@ def view_of(
     kept = [each for each in kept if not retention.is_hidden(row, each)]
     needed = {Keeping.CURRENT, Keeping.SUPERSEDED}
     saved = [each.info for each in kept if each.keeping in needed]
-    ended = row.phase.rests
-    operation = runtime.operation
+    operation, waiting, phase = runtime.operation, runtime.waiting, runtime.phase(row)
+    awake = phase is Phase.RUNNING
     return SessionView(
         key=row.key,
-        phase=runtime.phase(row),
+        phase=phase,
         since=row.since,
         incarnation=row.incarnation,
         generation=row.stamp[1],
@@ -52,11 +52,25 @@ def view_of(
         failure=row.failure,
         kept_until=row.kept_until,
         suspends_at=runtime.suspends_at,
-        gpus=[] if ended else runtime.cards,
+        gpus=[] if row.phase.rests else runtime.cards,
         steps=operation.steps() if operation is not None else [],
         last_suspend=saved[-1] if saved else None,
         kept=kept_states(kept, row),
-        facts=_facts(row, runtime, policy, suspension, gpus_held),
+        facts=SessionFacts(
+            opted_out_by=row.opted_out_by,
+            intent=row.intent.value,
+            node=row.node,
+            gpus_held=gpus_held,
+            suspension=suspension or UNSET,
+            resumed=_last_return(row, operation) or UNSET,
+            place=UNSET if waiting is None else waiting.place,
+            terms=UNSET if policy in (None, SessionPolicy()) else policy,
+            nap=runtime.nap or UNSET,
+            waking_until=runtime.waking_until or UNSET,
+            nap_verdict=(awake and runtime.nap_decision) or UNSET,
+            nap_failure=runtime.nap_failure or UNSET,
+            wake_failed=runtime.wake_failed or UNSET,
+        ),
     )
 
 
@@ -77,31 +91,6 @@ def kept_states(rows: list[CheckpointRow], session: SessionRow) -> list[KeptStat
         )
         for row in reversed(rows)
     ]
-
-
-def _facts(
-    row: SessionRow,
-    runtime: Runtime,
-    policy: SessionPolicy | None,
-    suspension: Suspension | None,
-    gpus_held: int,
-) -> SessionFacts:
-    waiting, awake = runtime.waiting, runtime.phase(row) is Phase.RUNNING
-    return SessionFacts(
-        opted_out_by=row.opted_out_by,
-        intent=row.intent.value,
-        node=row.node,
-        gpus_held=gpus_held,
-        suspension=suspension or UNSET,
-        resumed=_last_return(row, runtime.operation) or UNSET,
-        place=UNSET if waiting is None else waiting.place,
-        terms=UNSET if policy in (None, SessionPolicy()) else policy,
-        nap=runtime.nap or UNSET,
-        waking_until=runtime.waking_until or UNSET,
-        nap_verdict=(awake and runtime.nap_decision) or UNSET,
-        nap_failure=runtime.nap_failure or UNSET,
-        wake_failed=runtime.wake_failed or UNSET,
-    )
 
 
 def _last_return(row: SessionRow, operation: OperationEvents | None) -> Resumed | None:

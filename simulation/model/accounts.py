@@ -134,7 +134,7 @@ class Desk:
     def write(self, *statements: Any) -> None:
         """Orders stand in ``settled``; the rest is about nothing of the model."""
 
-    def all_noted(self, kind: NoteKind) -> dict[str, float]:
+    def notes(self, kind: NoteKind, of: type[float]) -> dict[str, float]:
         return {}
 
     def note(self, kind: NoteKind, subject: str, value: float) -> None:

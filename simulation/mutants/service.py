@@ -20,12 +20,12 @@ from jupyterhub_gpu_reclaim.controlplane import (
 )
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
 from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
-from jupyterhub_gpu_reclaim.controlplane.journal import Journal, JournalLock
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.phase import Observed
 from jupyterhub_gpu_reclaim.controlplane.runtime import Runtime
 from jupyterhub_gpu_reclaim.controlplane.session import LIVE
 from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
-from jupyterhub_gpu_reclaim.controlplane.settle import Action, ActionKind
+from jupyterhub_gpu_reclaim.controlplane.settle import Action, ActionKind, AnswerKind
 from jupyterhub_gpu_reclaim.controlplane.worker import Worker
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.node.local_node import LocalNode
@@ -125,13 +125,13 @@ GENERATIONS: tuple[Patch, ...] = (
 )
 
 
-def _take_it(self: JournalLock, connection: object) -> bool:
+def _take_it(self: Journal, connection: object) -> bool:
     del self, connection
     return True
 
 
 NO_LOCK: tuple[Patch, ...] = (
-    (JournalLock, "take", _take_it),
+    (Journal, "_is_locked", _take_it),
     (Journal, "is_held", yes),
     *ANYBODYS_STOP,  # what the other service has asked for
 )
@@ -244,7 +244,7 @@ UNNOTED_RETURN: tuple[Patch, ...] = ((settle, "_settle_return", _unnoted),)
 def _nothing_is_there(row: SessionRow, observed: Observed, asked: Any) -> Action:
     """Nobody answers, so there is nothing."""
     del row, observed
-    kind = ActionKind.UNANSWERED if asked.silence is None else ActionKind.COLD
+    kind = ActionKind.UNANSWERED if asked.silence is None else AnswerKind.COLD
     return Action(kind)
 
 

@@ -1,5 +1,6 @@
 """In whose name the service asks its agents, and what it does if one knows better."""
 
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ class World:
     def service(self, journal: str = "one") -> tuple[Journal, AgentClient]:
         """One that has taken that journal, from a former one that still asks."""
         if journal in self._held:
-            self._held[journal]._lock.close()
+            fcntl.flock(self._held[journal]._lock, fcntl.LOCK_UN)
         self._held[journal] = rows = Journal(
             f"sqlite:///{self._folder}/{journal}.sqlite"
         )

@@ -116,7 +116,7 @@ async def test_mark_of_an_order_is_kept_for_days_or_as_long_as_its_file(
     controller = await world.controller(folder=tmp_path)
 
     def noted():
-        return controller._sessions.journal.all_noted(NoteKind.DELETION)
+        return controller._sessions.journal.notes(NoteKind.DELETION, float)
 
     await world.until(lambda: "old" not in noted())
     assert noted().keys() >= {"new", left}

@@ -187,7 +187,7 @@ def test_prune_audit_deletes_old_lines_in_small_portions(journal):
     lines = [
         msgspec.structs.replace(AUDIT, at=float(at)) for at in range(PRUNED_LINES + 5)
     ]
-    journal.write(*[schema.insert_audit(line) for line in lines])
+    journal.write(*[each for line in lines for each in schema.insert_audit(line)])
     assert journal.prune_audit(PRUNED_LINES + 2.0)
     assert not journal.prune_audit(PRUNED_LINES + 2.0)
     assert [line.at - PRUNED_LINES for line in journal.audit()] == [4.0, 3.0, 2.0]

@@ -92,7 +92,7 @@ async def test_new_account_does_not_answer_what_the_former_one_was_asked(world):
     users.compare_account(KEY, owners.made(NEW))
     with pytest.raises(Refused, match="another account"):
         await users.put_files_back(KEY, KEY.user)
-    assert journal.all_noted(NoteKind.FILES_BACK) == {}
+    assert journal.notes(NoteKind.FILES_BACK, float) == {}
     assert "put files back" not in {line.what for line in users.audit(KEY)}
 
 

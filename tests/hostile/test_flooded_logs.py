@@ -1,5 +1,7 @@
 """What strangers and users ask again and again does not fill the journal."""
 
+import itertools
+
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
@@ -39,7 +41,7 @@ def test_long_history_of_one_session_is_cut_and_no_other(journal):
     eve, ada = SessionKey("eve"), SessionKey("ada")
     lines = [AuditLine(at=1.0, key=ada, who="ada", what="keep")]
     lines += [AuditLine(at=2.0 + n, key=eve, who="eve", what="keep") for n in range(50)]
-    journal.write(*map(schema.insert_audit, lines))
+    journal.write(*itertools.chain(*map(schema.insert_audit, lines)))
     journal.prune_long(20)
     journal.prune_long(20)
     assert [line.at for line in journal.audit(eve)] == [51.0 - n for n in range(20)]
@@ -61,7 +63,7 @@ def test_very_long_history_is_cut_in_portions(journal, monkeypatch):
     monkeypatch.setattr("jupyterhub_gpu_reclaim.controlplane.journal.MOST_PRUNED", 7)
     eve = SessionKey("eve")
     lines = [AuditLine(at=float(n), key=eve, who="eve", what="keep") for n in range(50)]
-    journal.write(*map(schema.insert_audit, lines))
+    journal.write(*itertools.chain(*map(schema.insert_audit, lines)))
     left = []
     for _ in range(5):
         journal.prune_long(30)

@@ -111,17 +111,16 @@ class GpuQueue:
         first = self.refresh()[0]
         return first.key == row.key
 
-    def waits(self, row: SessionRow, failure: Failure) -> bool:
-        """Whether a failed try is repeated; if so, the session waits from now on."""
-        if (
-            not no_room(failure)
-            or not self.sessions.settings.gpu_wait
-            or self.over(row) is not None
-        ):
-            return False
+    def ended(self, row: SessionRow, failure: Failure) -> Failure | None:
+        """Return the failure that a failed try ends in; None: the session waits."""
+        if not no_room(failure):
+            return failure
+        over = self.over(row)
+        if over is not None or not self.sessions.settings.gpu_wait:
+            return over or failure
         if self.sessions.runtime(row.key).lacks_memory_since is None:
             self._join(row)
-        return True
+        return None
 
     def over(self, row: SessionRow) -> Failure | None:
         since = self.sessions.runtime(row.key).lacks_memory_since
@@ -129,9 +128,6 @@ class GpuQueue:
         if since is None or self.sessions.clock.now() - since < limit:
             return None
         return failure_of(Reason.GPU_WAIT_OVER, limit=duration(limit))
-
-    def told(self, row: SessionRow, failure: Failure) -> Failure:
-        return (no_room(failure) and self.over(row)) or failure
 
     def served(self, row: SessionRow) -> Event:
         waited = self.sessions.clock.now() - row.since

@@ -40,7 +40,7 @@ def note(sessions: Sessions, row: SessionRow) -> None:
 
 def refresh(sessions: Sessions) -> None:
     now, journal = sessions.clock.now(), sessions.journal
-    for path, due in journal.all_noted(NoteKind.JOB).items():
+    for path, due in journal.notes(NoteKind.JOB, float).items():
         row = sessions.row(SessionKey.of_path(*map(unquote, path.split("/"))))
         if row.phase in _ON_THE_WAY or (
             row.phase is Phase.SUSPENDED and now < due - AHEAD
