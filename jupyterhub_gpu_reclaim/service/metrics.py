@@ -50,45 +50,42 @@ class Nodes(Collector):
             [(__version__, 1)],
             "version",
         )
-        yield from _of_nodes(self.nodes())
-
-
-def _of_nodes(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
-    states = Counter(_state(node) for node in nodes)
-    yield gauge(
-        "agents",
-        "Agents: ready; unready: they answer, and cannot save sessions; silent.",
-        [(state, states[state]) for state in AGENT_STATES],
-        "state",
-    )
-    known = [(node.node, node.status) for node in nodes if node.status is not None]
-    cards = Counter(
-        (node, card.name) for node, status in known for card in status.cards or ()
-    )
-    yield gauge(
-        "gpus_present",
-        "GPUs that a node has, used or not, as its agent last said.",
-        [(*labels, count) for labels, count in sorted(cards.items())],
-        "node model",
-    )
-    yield gauge(
-        "store_free_bytes",
-        "Room in the store, as seen from a node; absent where the store has no bound"
-        " that it tells, as an object store.",
-        [(node, status.store_free) for node, status in known],
-        "node",
-    )
-    yield gauge(
-        "node_faults",
-        "Always 1: something keeps a node from working now. The code is that of the"
-        " how-to of messages, the sentence is the page's.",
-        [
-            (one.node, each.code, each.message, 1)
-            for one in nodes
-            for each in one.faults
-        ],
-        "node code sentence",
-    )
+        nodes = self.nodes()
+        states = Counter(_state(node) for node in nodes)
+        yield gauge(
+            "agents",
+            "Agents: ready; unready: they answer, and cannot save sessions; silent.",
+            [(state, states[state]) for state in AGENT_STATES],
+            "state",
+        )
+        known = [(node.node, node.status) for node in nodes if node.status is not None]
+        cards = Counter(
+            (node, card.name) for node, status in known for card in status.cards or ()
+        )
+        yield gauge(
+            "gpus_present",
+            "GPUs that a node has, used or not, as its agent last said.",
+            [(*labels, count) for labels, count in sorted(cards.items())],
+            "node model",
+        )
+        yield gauge(
+            "store_free_bytes",
+            "Room in the store, as seen from a node; absent where the store has no"
+            " bound that it tells, as an object store.",
+            [(node, status.store_free) for node, status in known],
+            "node",
+        )
+        yield gauge(
+            "node_faults",
+            "Always 1: something keeps a node from working now. The code is that of the"
+            " how-to of messages, the sentence is the page's.",
+            [
+                (one.node, each.code, each.message, 1)
+                for one in nodes
+                for each in one.faults
+            ],
+            "node code sentence",
+        )
 
 
 def _state(node: NodeHealth) -> str:

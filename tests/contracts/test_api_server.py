@@ -35,7 +35,7 @@ async def server(request, tmp_path):
         (tmp_path / "kubeconfig").write_text(double.kubeconfig("admin"))
     settings = client.Configuration()
     await config.load_kube_config(config_file=file, client_configuration=settings)
-    api = await Api.open(file, limit=10)
+    api = await Api.open(file)
     async with client.ApiClient(settings) as library:
         core = client.CoreV1Api(library)
         if request.param == "real":

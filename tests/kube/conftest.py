@@ -94,7 +94,7 @@ async def cluster():
 async def service_of(cluster: Cluster, folder: Path, user: str = "service"):
     file = folder / f"kubeconfig-{user}"
     file.write_text(cluster.kubeconfig(user))
-    api = await Api.open(str(file), limit=5)
+    api = await Api.open(str(file))
     service = Service(api)
     service.fleet.start()
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -74,7 +74,7 @@ class ApiOperation:
     errors: tuple[int, ...] = ()  #: beyond those that every caller may meet
     caller: str = "person"  #: or spawner, or anyone
     media: str = "application/json"
-    query: tuple[Query, ...] = field(default=())
+    query: tuple[Query, ...] = ()
 
 
 def operation(summary: str, **details: Any) -> Callable[[F], F]:
@@ -101,7 +101,12 @@ def pattern(path: str) -> str:
 
 def document(routes: Iterable[Any], *, prefix: str, version: str) -> dict[str, Any]:
     routes = list(routes)
-    schemas = _Schemas(one for route in routes for one in operations(route).values())
+    described = [one for route in routes for one in operations(route).values()]
+    asked = [each.kind for one in described for each in one.query]
+    bodies = [kind for one in described for kind in (one.answer, one.body)]
+    kinds = dict.fromkeys(kind for kind in [Failure, *bodies, *asked] if kind)
+    made, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    schemas = dict(zip(kinds, made, strict=True))
     paths = {
         f"/{route.path}": {
             method: _operation_object(method, route.path, one, schemas)
@@ -120,38 +125,24 @@ def document(routes: Iterable[Any], *, prefix: str, version: str) -> dict[str, A
         "servers": [{"url": prefix.rstrip("/") or "/"}],
         "paths": paths,
         "components": {
-            "schemas": schemas.components,
+            "schemas": components,
             "securitySchemes": _SECURITY_SCHEMES,
         },
     }
 
 
-class _Schemas:
-    def __init__(self, described: Iterable[ApiOperation]) -> None:
-        kinds: list[Any] = [Failure]
-        for one in described:
-            for kind in (one.answer, one.body, *(q.kind for q in one.query)):
-                if kind is not None and kind not in kinds:
-                    kinds.append(kind)
-        made, self.components = msgspec.json.schema_components(kinds, ref_template=_REF)
-        self._made = list(zip(kinds, made, strict=True))
-
-    def of(self, kind: Any) -> dict[str, Any]:
-        return next(schema for known, schema in self._made if known == kind)
-
-
 def _operation_object(
-    method: str, path: str, one: ApiOperation, schemas: _Schemas
+    method: str, path: str, one: ApiOperation, schemas: dict[Any, Any]
 ) -> dict[str, Any]:
     security, usual = _CALLERS[one.caller]
     answer: dict[str, Any] = {"description": HTTPStatus(one.status).phrase}
     if one.answer is not None:
-        answer["content"] = {one.media: {"schema": schemas.of(one.answer)}}
+        answer["content"] = {one.media: {"schema": schemas[one.answer]}}
     responses = {str(one.status): answer}
     for status in sorted({*usual, *one.errors}):
         responses[str(status)] = {
             "description": HTTPStatus(status).phrase,
-            "content": {"application/json": {"schema": schemas.of(Failure)}},
+            "content": {"application/json": {"schema": schemas[Failure]}},
         }
     made: dict[str, Any] = {
         "operationId": method + re.sub(r"\W+", "_", f"_{path}").rstrip("_"),
@@ -164,13 +155,13 @@ def _operation_object(
     if one.body is not None:
         made["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": schemas.of(one.body)}},
+            "content": {"application/json": {"schema": schemas[one.body]}},
         }
     return made
 
 
 def _parameters(
-    path: str, one: ApiOperation, schemas: _Schemas
+    path: str, one: ApiOperation, schemas: dict[Any, Any]
 ) -> list[dict[str, Any]]:
     in_path = [
         {
@@ -187,7 +178,7 @@ def _parameters(
             "name": query.name,
             "in": "query",
             "description": query.about,
-            "schema": schemas.of(query.kind),
+            "schema": schemas[query.kind],
         }
         for query in one.query
     ]

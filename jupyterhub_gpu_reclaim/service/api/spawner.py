@@ -34,7 +34,6 @@ def _call(
     *,
     body: type = Placement,
     answer: type | None = None,
-    status: int = 204,
 ) -> type[SpawnerRoute]:
     class Call(SpawnerRoute):
         path: ClassVar = f"api/spawner/{name}"
@@ -44,14 +43,14 @@ def _call(
             caller="spawner",
             body=body,
             answer=answer,
-            status=status if answer is None else 200,
+            status=204 if answer is None else 200,
             errors=(404, 409),
         )
         async def post(self) -> None:
             call = getattr(self.context.control, name.replace("-", "_"))
             done = await call(self.body(body))
             if answer is None:
-                self.no_content(status)
+                self.no_content()
             else:
                 self.answer(done)
 
@@ -105,7 +104,6 @@ ROUTES: tuple[type[Route], ...] = (
     _call(
         "placed",
         "The place is ready: bring the checkpoint back there",
-        status=202,  # the worker orders the restore
     ),
     Progress,
     _call(

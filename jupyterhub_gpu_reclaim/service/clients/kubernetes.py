@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Seconds for an answer.
+LIMIT = 15.0
 #: Pods in one piece of a list.
 PAGE = 500
 #: Seconds after which the server ends a watch; silence longer than that is a dead line.
@@ -47,13 +49,12 @@ GRACE_SECONDS = 5
 
 
 class Api:
-    def __init__(self, api: client.ApiClient, *, limit: float = 15.0) -> None:
+    def __init__(self, api: client.ApiClient) -> None:
         self._api = api
         self._core = client.CoreV1Api(api)
-        self._limit = limit
 
     @classmethod
-    async def open(cls, kubeconfig: str = "", *, limit: float = 15.0) -> Api:
+    async def open(cls, kubeconfig: str = "") -> Api:
         """Connect with the pod's own account, or with a kubeconfig.
 
         Raises:
@@ -70,7 +71,7 @@ class Api:
         except (config.ConfigException, OSError) as error:
             what = f"There is no access to the API server of Kubernetes: {error}."
             raise Refused(Reason.SETTING_INVALID, what=what) from None
-        return cls(client.ApiClient(settings), limit=limit)
+        return cls(client.ApiClient(settings))
 
     async def close(self) -> None:
         await self._api.close()
@@ -111,7 +112,8 @@ class Api:
             timeout_seconds=WATCH_SECONDS,
         )
         async with _translated_errors():
-            response = await self._limited(asked)
+            async with asyncio.timeout(LIMIT):
+                response: Any = await asked
             try:
                 await _raise_refusal(response, "watch", "pods")
                 while line := await _next_line(response):
@@ -153,19 +155,14 @@ class Api:
         return await self._answer("get", "nodes", read, ClusterNode)
 
     # --- the border
-    async def _limited(self, request: Awaitable[Any]) -> Any:
-        async with asyncio.timeout(self._limit):
-            return await request
-
     async def _answer(
         self, verb: str, resource: str, request: Awaitable[Any], kind: type[T]
     ) -> T:
-        async with _translated_errors():
-            response = await self._limited(request)
+        async with _translated_errors(), asyncio.timeout(LIMIT):
+            response = await request
             try:
                 await _raise_refusal(response, verb, resource)
-                async with asyncio.timeout(self._limit):
-                    return _decode(await response.read(), kind)
+                return _decode(await response.read(), kind)
             finally:
                 response.release()
 

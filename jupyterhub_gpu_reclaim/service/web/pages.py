@@ -118,22 +118,17 @@ class Page(PersonRoute, HtmlErrors):
                 raise
             self.redirect(self.get_login_url())
 
-    @property
-    def user_prefix(self) -> str:
-        """The address at which the Hub serves ``user/<name>/``."""
-        context = self.context
-        return context.hub_host + context.hub_prefix.removesuffix("hub/")
-
     def cards(self, views: Sequence[SessionView]) -> list[SimpleNamespace]:
         """Sessions as the templates print them."""
         control, now = self.context.control, self.context.clock.now()
         manages, held = self.person.manages, no_return(self.context.nodes())
+        hub = self.context.hub_host + self.context.hub_prefix
         return [
             card(
                 view,
                 held=held,
                 now=now,
-                user_prefix=self.user_prefix,
+                user_prefix=hub.removesuffix("hub/"),
                 manages=manages,
                 longest_keep=control.users.longest_keep(manages=manages),
             )
