@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 import time
 import unicodedata
-from typing import TextIO
 
 from jupyterhub_gpu_reclaim.common import throttle
 
@@ -109,20 +107,20 @@ class News:
         return text not in {"", before}
 
 
-def set_up(level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
-    """Send our log, and others' warnings, to a stream; may be called again."""
+def set_up(level: int | str = logging.INFO) -> None:
+    """Send our log, and others' warnings, to the error output; may be called again."""
     logger = logging.getLogger(_PACKAGE)
     for former in list(logger.handlers):
         logger.removeHandler(former)
-    logger.addHandler(_handler(stream, logging.NOTSET))
+    logger.addHandler(_handler(logging.NOTSET))
     logger.setLevel(level)
     logger.propagate = False
     # of all without a handler: asyncio, tornado, the Hub's own modules
-    logging.lastResort = _handler(stream, logging.WARNING)
+    logging.lastResort = _handler(logging.WARNING)
 
 
-def _handler(stream: TextIO | None, level: int) -> logging.Handler:
-    handler = logging.StreamHandler(stream or sys.stderr)
+def _handler(level: int) -> logging.Handler:
+    handler = logging.StreamHandler()
     handler.setLevel(level)
     handler.setFormatter(OneLineFormatter())
     handler.addFilter(Throttle())

@@ -23,12 +23,14 @@ HOSTILE = [
 
 
 @pytest.fixture
-def log():
+def log(monkeypatch):
     stream = io.StringIO()
     former = logging.lastResort
-    logs.set_up("DEBUG", stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        logs.set_up("DEBUG")
     yield stream
-    logs.set_up("INFO", sys.stderr)
+    logs.set_up("INFO")
     logging.getLogger("jupyterhub_gpu_reclaim").propagate = True
     logging.lastResort = former
 
@@ -76,18 +78,10 @@ def test_path_of_a_request_stays_one_line(log, text):
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_other_libraries_lines_are_written_alike(text):
-    stream = io.StringIO()
-    former = logging.lastResort
-    try:
-        logs.set_up("INFO", stream)
-        record = logging.makeLogRecord({"msg": text, "levelno": 40, "name": "asyncio"})
-        logging.lastResort.handle(record)
-    finally:
-        logs.set_up("INFO", sys.stderr)
-        logging.getLogger("jupyterhub_gpu_reclaim").propagate = True
-        logging.lastResort = former
-    check(stream.getvalue().split("\n")[:-1], first=1)
+def test_other_libraries_lines_are_written_alike(log, text):
+    record = logging.makeLogRecord({"msg": text, "levelno": 40, "name": "asyncio"})
+    logging.lastResort.handle(record)
+    check(log.getvalue().split("\n")[:-1], first=1)
 
 
 def test_message_that_comes_ten_thousand_times_is_counted(log):

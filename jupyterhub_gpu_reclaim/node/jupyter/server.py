@@ -38,7 +38,10 @@ _WORD = re.compile(r"[!-~]*")
 
 def read_login(pid: int) -> Identity:
     """The login of that host pid's session; OSError: it ended, or keeps us waiting."""
-    environment = _environment(procfs.words(pid, "environ"))
+    words = procfs.words(pid, "environ")
+    ours = (word for word in words if word.startswith(b"JUPYTERHUB_"))
+    pairs = (word.decode("utf-8", "replace").partition("=") for word in ours)
+    environment = {name: value for name, _, value in pairs}
     port, _ = _port_and_path(environment.get("JUPYTERHUB_SERVICE_URL", ""))
     token = environment.get("JUPYTERHUB_API_TOKEN", "")
     if not (_WORD.fullmatch(_prefix(environment)) and _WORD.fullmatch(token)):
@@ -82,15 +85,6 @@ def _port_and_path(url: str) -> tuple[int, str]:
     except ValueError:
         return 0, ""
     return port, address.path
-
-
-def _environment(words: list[bytes]) -> dict[str, str]:
-    pairs = (
-        word.decode("utf-8", "replace").partition("=")
-        for word in words
-        if word.startswith(b"JUPYTERHUB_")
-    )
-    return {name: value for name, _, value in pairs}
 
 
 #: A server that is slow is not waited for.
