@@ -475,6 +475,12 @@ class ByAgent(Method):
         self._agent.look()
         time.sleep(_SEEN_SECONDS)
 
+    def save_point(self) -> Order:
+        """Save it while it goes on."""
+        return self._agent.order(
+            "save", "checkpoint", checkpoint="benchmark-point", generation=1
+        )
+
     def save(self, place: Place) -> None:
         """Until the session has ended."""
         del place  # the agent has found it by itself

@@ -100,6 +100,27 @@ def test_stream_gives_chunks_not_the_whole(repository, begin):
     assert sizes == [262_144, 262_144, len(RANDOM) - 2 * 262_144]
 
 
+def test_next_generation_of_many_copies_is_read_in_order(backend, store, monkeypatch):
+    plain = os.urandom(4 << 20)
+    for generation in (1, 2):
+        writer = store.begin(
+            id=f"c{generation}",
+            key=SessionKey("u"),
+            incarnation="i",
+            generation=generation,
+        )
+        for number in range(20):  # as processes that were forked
+            writer.add(f"pages-{number}.img", plain)
+        writer.commit()
+    checkpoint, reads = store.open("c2"), []
+    read = backend.read_into
+    monkeypatch.setattr(
+        backend, "read_into", lambda *asked: reads.append(asked) or read(*asked)
+    )
+    assert checkpoint.read("pages-7.img") == plain
+    assert len(reads) <= 20
+
+
 def test_checkpoint_read_by_several_threads_is_right(repository, begin):
     commit_one(begin, a=RANDOM, b=RANDOM[::-1])
     checkpoint = repository.open("c1")

@@ -61,7 +61,8 @@ def dedup_index(index: ChunkIndex, packs: Sequence[int]) -> DedupIndex:
     table[2] = live[wanted]
     del live
     firsts = index.ids[wanted, 0]
-    order = np.argsort(firsts)
+    # Of copies the first is found: what was read in order is read in order again.
+    order = np.argsort(firsts, kind="stable")
     np.take(firsts, order, out=table[0])
     del firsts
     table[1] = index.ids[wanted, 1][order]
