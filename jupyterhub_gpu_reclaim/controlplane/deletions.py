@@ -122,26 +122,22 @@ class Deletions:
         return line if order.names else None
 
     def _new_order(self, deletion: Deletion, row: SessionRow) -> DeletionOrder:
+        highest = self.sessions.highest_generation(row.key)
         order = DeletionOrder(
             key=row.key,
-            stamp=(
-                self.sessions.journal.term,
-                self.sessions.highest_generation(row.key),
-            ),
+            stamp=(self.sessions.journal.term, highest),
             names=frozenset(deletion.sessions),
             accounts=frozenset({deletion.account} - {""}),
         )
-        names = {each.info.incarnation for each in self._rows_meant(order)}
+        names = order.names | {r.info.incarnation for r in self._rows_meant(order)}
         if order.concerns(row.account):
-            names.add(row.incarnation)
-        names |= order.names
+            names |= {row.incarnation}
         accounts, former = order.accounts, self.pending(row.key)
         if former is not None:
             names |= former.names
             told = accounts and former.accounts
             accounts = accounts | former.accounts if told else frozenset()
-        names.discard("")
-        return msgspec.structs.replace(order, names=frozenset(names), accounts=accounts)
+        return msgspec.structs.replace(order, names=names - {""}, accounts=accounts)
 
     def _rows_meant(self, order: DeletionOrder) -> list[CheckpointRow]:
         rows = self.sessions.journal.checkpoints(order.key)

@@ -20,7 +20,7 @@ import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Engine, create_engine, event, func, select
+from sqlalchemy import Engine, create_engine, func, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -103,6 +103,9 @@ class Journal:
         try:
             self._connection = self._engine.connect()
             with self._connection.begin():
+                if self._engine.name == "sqlite":  # a power cut loses nothing
+                    self._connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+                    self._connection.exec_driver_sql("PRAGMA synchronous=FULL")
                 schema.create(self._connection)
         except BaseException as error:
             self._engine.dispose()
@@ -391,7 +394,6 @@ def _store_error(error: Exception) -> StoreError:
 
 
 def _engine(url: str) -> Engine:
-    """Make an engine whose SQLite loses nothing at a power cut."""
     backend = make_url(url).get_backend_name()
     if backend == "postgresql":
         # One whose machine is gone keeps its lock for half a minute, not for hours.
@@ -403,14 +405,4 @@ def _engine(url: str) -> Engine:
     if backend != "sqlite":
         what = f"The journal can be in SQLite or in PostgreSQL, not in {backend}."
         raise Refused(Reason.SETTING_INVALID, what=what)
-    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
-
-    def prepare(connection: Any, record: Any) -> None:
-        del record
-        cursor = connection.cursor()
-        cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.execute("PRAGMA synchronous=FULL")
-        cursor.close()
-
-    event.listen(engine, "connect", prepare)
-    return engine
+    return create_engine(url, connect_args={"timeout": BUSY_SECONDS})

@@ -72,9 +72,8 @@ class Napper:
         if not _still_runs(row, now):
             return
         if end.failure is not None and end.failure.code == Reason.ORDER_LATE.value:
-            self.sessions.counters.ended(
-                "nap", "failed", end.failure.code
-            )  # it is judged anew
+            # It is judged anew.
+            self.sessions.counters.ended("nap", "failed", end.failure.code)
         elif end.failure is not None:
             self._note_failure(now, by, end.failure)
         elif end.tree is not None:
@@ -169,9 +168,8 @@ class Napper:
         failures += failure.code not in CALLED_OFF
         pause = self.sessions.settings.pause_after(failures)
         if not failure.retryable:
-            pause = (
-                self.sessions.settings.backoff_limit
-            )  # it is not different in a minute
+            # It is not different in a minute.
+            pause = self.sessions.settings.backoff_limit
         until = self.sessions.clock.now() + pause
         failure = self.sessions.timed(failure)
         return NapTrouble(failure, failures, until)

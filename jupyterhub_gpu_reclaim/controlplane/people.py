@@ -359,24 +359,17 @@ class UserApi:
         self, key: SessionKey, checkpoint: str, *, manages: bool
     ) -> CheckpointRow:
         """Return one that may be brought back; the store knows better than we do."""
-        journal = self._sessions.journal
-        there = True
         try:
             infos = tuple(await self._sessions.agent.checkpoints(key))
         except (Unreachable, StoreError):
-            if journal.checkpoint(checkpoint) is None:
+            if self._sessions.journal.checkpoint(checkpoint) is None:
                 raise
         else:
             seen = self._deletions.living(key, Observed((), infos, None))
             self._sessions.see(key, seen.saved or ())
-            there = seen.checkpoint(checkpoint) is not None
-        row = journal.checkpoint(checkpoint) if there else None
-        gone = row is None or row.key != key or row.keeping is Keeping.TO_DELETE
-        if row is None or gone:
-            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-        if not manages and retention.is_hidden(self._sessions.row(key), row):
-            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-        return row
+            if seen.checkpoint(checkpoint) is None:
+                raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
+        return self._own(self._sessions.row(key), checkpoint, manages=manages)
 
     async def rename(
         self, key: SessionKey, checkpoint: str, name: str, by: str
@@ -404,11 +397,15 @@ class UserApi:
         found = self._own(row, checkpoint)
         self._sessions.update(key, line, [found.said(name=name)])
 
-    def _own(self, row: SessionRow, checkpoint: str) -> CheckpointRow:
+    def _own(
+        self, row: SessionRow, checkpoint: str, *, manages: bool = False
+    ) -> CheckpointRow:
         found = self._sessions.journal.checkpoint(checkpoint)
-        if found is None or found.key != row.key or retention.is_hidden(row, found):
-            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-        return found
+        if found is not None and found.key == row.key:
+            gone = found.keeping is Keeping.TO_DELETE
+            if not gone and (manages or not retention.is_hidden(row, found)):
+                return found
+        raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
 
     def _discard(self, row: SessionRow, checkpoint: str, by: str) -> None:
         if row.phase is Phase.SUSPENDED and checkpoint == row.checkpoint:

@@ -102,7 +102,11 @@ def create(connection: Connection) -> None:
     """
     # A service that was stopped while it wrote would keep us from writing, not reading.
     if not inspect(connection).has_table(schema.name):
-        _lock(connection)
+        if connection.dialect.name == "sqlite":
+            # Its driver begins a transaction before rows change, not before tables do.
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        else:
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATING})")
         schema.create(connection, checkfirst=True)
     found = connection.execute(schema.select()).scalars().all()
     if not found:
@@ -113,14 +117,6 @@ def create(connection: Connection) -> None:
         version = max(found)
         what = "The journal"
         raise Refused(Reason.OTHER_VERSION, what=what, version=version, known=VERSION)
-
-
-def _lock(connection: Connection) -> None:
-    if connection.dialect.name == "sqlite":
-        # Its driver begins a transaction only before rows change, not before tables do.
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-    elif connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATING})")
 
 
 #: Made once: composing a statement takes longer than running it.

@@ -161,14 +161,8 @@ class Sessions:
         void = {name: empty for name, empty in void.items() if name not in changes}
         row = msgspec.structs.replace(row, **void)
         reason = why or failure
-        audit = AuditLine(
-            at=now,
-            key=key,
-            who=by,
-            what=event.name.lower(),
-            code=reason.code if reason else "",
-            message=reason.message if reason else note,
-        )
+        told = (reason.message, reason.code) if reason else (note,)
+        audit = self.audit_line(key, by, event.name.lower(), *told)
         if event in _CAUSES:
             row = msgspec.structs.replace(row, cause=audit)
         accounting.took(self.counters, before, row, now)

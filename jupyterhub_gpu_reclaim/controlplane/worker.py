@@ -335,9 +335,8 @@ class Worker:
             await self.sessions.agent.order(tree.incarnation, orders.Cancel())
             return self.sessions.settings.pace
         if tree is not None and tree.incarnation != row.incarnation:
-            await self.sessions.agent.order(
-                tree.incarnation, orders.Thaw()
-            )  # nobody knows it
+            # Nobody knows it.
+            await self.sessions.agent.order(tree.incarnation, orders.Thaw())
             return self.sessions.settings.pace
         try:
             await self.suspender.thaw(row)

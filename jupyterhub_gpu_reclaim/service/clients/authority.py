@@ -54,16 +54,11 @@ class Authority:
             try:
                 return await once()
             except Refused as refusal:
-                self._rise(self._outranked(refusal))
+                if refusal.reason is not Reason.FORMER_SERVICE or not self._journal:
+                    raise
+                self._rise(refusal.facts.get("obeyed", 0))
         what = "another service, with a journal of its own, orders it about as well"
         raise Unreachable(Reason.AGENT_UNREACHABLE, detail=what)
-
-    def _outranked(self, refusal: Refused) -> int:
-        """The term that refused us; raises any other refusal again."""
-        if refusal.reason is not Reason.FORMER_SERVICE or self._journal is None:
-            raise refusal
-        term: int = refusal.facts.get("obeyed", 0)
-        return term
 
     def _rise(self, above: int) -> None:
         try:

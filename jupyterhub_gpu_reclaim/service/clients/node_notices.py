@@ -12,7 +12,8 @@ them with the shortest time that is promised after each. Pure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import math
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.drain import NodeNotice
 
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.service.clients.pods import ClusterNode
 
-Kind = Literal["notice", "cordon"]
 #: Kinds of notices that may be heeded.
-KINDS: tuple[Kind, ...] = ("notice", "cordon")
+KINDS = ("notice", "cordon")
 
 _AWS = "aws-node-termination-handler/"
 #: Taints, with seconds until the node may be gone; None: that is not promised.
@@ -58,8 +58,5 @@ def notice_of(node: ClusterNode, kinds: Collection[str]) -> NodeNotice | None:
                 found.append(NodeNotice(name, why, _EVENT_SECONDS))
     if "cordon" in kinds and node.spec.unschedulable:
         found.append(NodeNotice(name, "cordoned"))
-    return min(found, key=_seconds_left, default=None)
-
-
-def _seconds_left(notice: NodeNotice) -> float:
-    return float("inf") if notice.seconds is None else notice.seconds
+    left = lambda one: math.inf if one.seconds is None else one.seconds  # noqa: E731
+    return min(found, key=left, default=None)

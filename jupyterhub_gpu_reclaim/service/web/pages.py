@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.common.orders import ORDERS
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.api.base import (
     Forbidden,
+    NothingHere,
     PersonRoute,
     Route,
     Unauthenticated,
@@ -230,9 +231,8 @@ class OAuthCallback(HubOAuthCallbackHandler, HtmlErrors):
             raise Forbidden(Reason.FORBIDDEN)
 
 
-class NoPage(HtmlErrors):
-    async def prepare(self) -> None:
-        raise HTTPError(404)
+class NoPage(NothingHere, HtmlErrors):
+    """The page that says so."""
 
 
 class Static(StaticFileHandler):

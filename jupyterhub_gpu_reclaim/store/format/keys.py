@@ -115,11 +115,14 @@ class LateKeys:
         self._load = load
         self._keys: StoreKeys | None = None
 
-    @property
-    def store_id(self) -> str:
+    def _loaded(self) -> StoreKeys:
         if self._keys is None:
             self._keys = self._load()
-        return self._keys.store_id
+        return self._keys
+
+    @property
+    def store_id(self) -> str:
+        return self._loaded().store_id
 
     def read_again(self) -> None:
         try:
@@ -129,17 +132,14 @@ class LateKeys:
                 raise
 
     def wrap(self, data_key: bytes, checkpoint: str) -> tuple[str, bytes]:
-        if self._keys is None:
-            self._keys = self._load()
-        return self._keys.wrap(data_key, checkpoint)
+        return self._loaded().wrap(data_key, checkpoint)
 
     def unwrap(self, name: str, wrapped: bytes, checkpoint: str) -> bytes:
-        if self._keys is not None:
-            try:
-                return self._keys.unwrap(name, wrapped, checkpoint)
-            except StoreError as error:
-                if error.reason is not Reason.KEY_MISSING:
-                    raise
+        try:
+            return self._loaded().unwrap(name, wrapped, checkpoint)
+        except StoreError as error:
+            if error.reason is not Reason.KEY_MISSING:
+                raise
         self._keys = self._load()
         return self._keys.unwrap(name, wrapped, checkpoint)
 
