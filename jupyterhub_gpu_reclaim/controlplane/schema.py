@@ -7,7 +7,7 @@ in it is read or changed.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from sqlalchemy import (
@@ -27,9 +27,6 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class NoteKind(StrEnum):
@@ -146,16 +143,9 @@ def forget_notes(kind: NoteKind, *subjects: str) -> list[Any]:
     return [(_FORGOTTEN, {**of, "its_subject": each}) for each in subjects]
 
 
-def audit_row(row: Mapping[Any, Any]) -> AuditLine:
-    return AuditLine(
-        id=row["id"],
-        at=row["at"],
-        key=SessionKey(row["user"], row["server"]),
-        who=row["who"],
-        what=row["what"],
-        code=row["code"],
-        message=row["message"],
-    )
+def audit_row(row: dict[Any, Any]) -> AuditLine:
+    key = SessionKey(row.pop("user"), row.pop("server"))
+    return AuditLine(key=key, **row)
 
 
 def insert_audit(row: AuditLine | None) -> list[Any]:
