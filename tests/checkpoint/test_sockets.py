@@ -13,7 +13,7 @@ from ipaddress import ip_address
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, options
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.linux import sock_diag
@@ -424,3 +424,19 @@ def test_tree_sockets_of_a_session_that_is_gone_is_refused():
     gone.wait()
     with pytest.raises(Refused):
         tree_sockets(gone.pid, [gone.pid])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_options_that_are_kept_of_a_connection_can_be_set(address):
+    """The kernel notes in an accepted one what its first packet was like."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with (
+        socket.create_server((address, 0), family=family) as server,
+        socket.create_connection(server.getsockname()[:2]),
+        server.accept()[0] as accepted,
+        socket.socket(family) as fresh,
+    ):
+        kept = options.read(accepted)
+        assert kept
+        for option in kept:
+            fresh.setsockopt(*option)

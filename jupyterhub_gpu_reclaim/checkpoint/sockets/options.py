@@ -80,6 +80,16 @@ KNOWN: Final = {
         """
     ),
 }
+#: Options of datagrams alone: in a connection the kernel notes there where its first
+#: packet came in, and how many hops it was good for.
+_NOT_OF_STREAMS: Final = {
+    (level, KNOWN[level][name])
+    for level, name in [
+        (socket.IPPROTO_IP, "IP_MULTICAST_TTL"),
+        (socket.IPPROTO_IPV6, "IPV6_MULTICAST_IF"),
+        (socket.IPPROTO_IPV6, "IPV6_MULTICAST_HOPS"),
+    ]
+}
 _MOST_BYTES: Final = 256
 
 
@@ -121,7 +131,7 @@ def kind_of(end: socket.socket) -> tuple[int, int, int]:
 
 
 def _known(end: socket.socket) -> Iterator[tuple[int, int]]:
-    family, _, protocol = kind_of(end)
+    family, kind, protocol = kind_of(end)
     levels = []
     if family in {socket.AF_INET, socket.AF_INET6}:
         levels += [protocol, socket.IPPROTO_IP]
@@ -131,7 +141,8 @@ def _known(end: socket.socket) -> Iterator[tuple[int, int]]:
         levels.append(_NETLINK)
     for level in (*levels, socket.SOL_SOCKET):  # with the lock of the filter, last
         for number in KNOWN.get(level, {}).values():
-            yield level, number
+            if kind != socket.SOCK_STREAM or (level, number) not in _NOT_OF_STREAMS:
+                yield level, number
 
 
 @functools.cache
