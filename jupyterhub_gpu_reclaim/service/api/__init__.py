@@ -12,6 +12,7 @@ are separate: see ``web/site.py``.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim import __version__
@@ -29,5 +30,6 @@ ROUTES: tuple[type[Route], ...] = (
 )
 
 
+@functools.cache
 def openapi(prefix: str) -> dict[str, Any]:
     return document(ROUTES, prefix=prefix, version=__version__)
