@@ -89,7 +89,6 @@ class UserApi:
 
     def __init__(self, sessions: Sessions, deletions: Deletions, judge: Judge) -> None:
         self._sessions = sessions
-        self._settings = sessions.settings
         self._deletions = deletions
         self._judge = judge
         self.sessions, self.session = sessions.views, sessions.view
@@ -225,7 +224,6 @@ class UserApi:
         A warning is taken back, and so is a suspend that was ordered or is under way.
 
         Raises:
-            BadRequest: not a sensible time.
             Refused: longer than allowed; ``node_drains``; or ``wrong_phase``: it is
                 stopped, and its next start is a new session.
         """
@@ -234,7 +232,10 @@ class UserApi:
             raise _wrong_phase(row, "be kept")
         if seconds:
             self._check_stays(row)
-        self._check_keep(seconds, manages=manages)
+        limit = self.longest_keep(manages=manages)
+        if seconds > limit:
+            what = f"A session can be kept for {duration(limit)} at most."
+            raise Refused(Reason.INVALID, what=what)
         now = self._sessions.clock.now()
         told = f"asked to keep it for {duration(seconds)}."
         told = told if seconds else "cancelled Keep."
@@ -257,7 +258,7 @@ class UserApi:
         self._sessions.look(key)
 
     def longest_keep(self, *, manages: bool = False) -> float:
-        return LONGEST_KEEP if manages else self._settings.keep_limit
+        return LONGEST_KEEP if manages else self._sessions.settings.keep_limit
 
     async def opt_out(self, key: SessionKey, out: bool, by: str) -> None:
         self._own_row(key, by)
@@ -486,14 +487,6 @@ class UserApi:
     ) -> list[AuditLine]:
         lines = self._sessions.journal.audit(of, limit, before)
         return [audit.told(line) for line in lines]
-
-    def _check_keep(self, seconds: float, *, manages: bool) -> None:
-        if not 0 <= seconds <= LONGEST_KEEP:
-            raise BadRequest(Reason.INVALID, what="Keep for 0 seconds up to a year.")
-        limit = self._settings.keep_limit
-        if seconds > limit and not manages:
-            what = f"A session can be kept for {duration(limit)} at most."
-            raise Refused(Reason.INVALID, what=what)
 
     def _check_names(self, key: SessionKey) -> None:
         if sum(bool(row.name) for row in self._visible(key)) >= MOST_NAMED:

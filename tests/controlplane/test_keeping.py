@@ -2,7 +2,7 @@
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused
+from jupyterhub_gpu_reclaim.common.errors import Refused
 from tests.support.simulated import KEY
 
 HOUR = 3600.0
@@ -21,8 +21,7 @@ async def test_keep_of_a_session_is_bound_for_users_and_survives_a_restart(world
     await controller.users.keep(KEY, 30 * HOUR, "root", manages=True)
     view = controller.users.session(KEY)
     assert view.kept_until > kept + 28 * HOUR
-    for nonsense in (-1, float("nan"), 1e9):
-        with pytest.raises(BadRequest):
-            await controller.users.keep(KEY, nonsense, "root", manages=True)
+    with pytest.raises(Refused, match="at most"):
+        await controller.users.keep(KEY, 1e9, "root", manages=True)
     await controller.users.keep(KEY, 0, "ada")
     assert controller.users.session(KEY).kept_until is None
