@@ -145,15 +145,15 @@ def shown() -> str:
     package = ROOT / "jupyterhub_gpu_reclaim"
     words = [re.sub(r"\{\w+\}", "", reason.pattern) for reason in Reason]
     for path in package.rglob("*.py"):
-        tree = ast.parse(path.read_text())
+        nodes = list(ast.walk(ast.parse(path.read_text())))
         told = {
             id(node.value)
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.Expr)  # docstrings
         }
         words += [
             node.value
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.Constant)
             and isinstance(node.value, str)
             and id(node) not in told

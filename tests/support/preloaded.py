@@ -5,7 +5,8 @@ modules. Each process that runs tests starts one server here, when it is first n
 the server imports them once, and forks for each program that it is asked for. What is
 forked has the arguments, environment, folder, log and exit status that it would have as
 a command of its own; only its line in ``ps``, and its environment there, are the
-server's. ``make demo-check`` starts the commands themselves.
+server's. So is the service of such a Hub (``forked_service.py``). ``make demo-check``
+starts the commands themselves.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from jupyterhub_gpu_reclaim.linux.descriptors import readable
 #: The functions that the commands call.
 HUB = "jupyterhub.app:main"
 AGENT = "jupyterhub_gpu_reclaim.node.app:main"
+_SERVICE = "tests.support.forked_service:prepare"
 _LOADED_BY_THE_HUB = (
     "jupyterhub.authenticators",
     "jupyterhub.proxies",
@@ -131,7 +133,7 @@ class _Server:
 def serve(asked: socket.socket) -> None:
     """Start what is asked for, and tell of each end, until the tests have ended."""
     gc.disable()  # what is imported stays
-    for program in (HUB, AGENT):
+    for program in (HUB, AGENT, _SERVICE):
         _load(program)
     for group in _LOADED_BY_THE_HUB:  # all that are installed, at its start
         for one in entry_points(group=group):
@@ -194,6 +196,8 @@ def _become(
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    if program == HUB:
+        _load(_SERVICE)()
     os.environ.clear()
     os.environ.update(env)
     if _READS_ENVIRONMENT in sys.modules:

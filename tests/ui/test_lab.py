@@ -34,9 +34,20 @@ def node(code: str, *arguments: str) -> str:
     return answer.stdout
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
-def test_module_has_no_syntax_errors(module):
-    node(module.read_text(), "--check")
+def test_modules_have_no_syntax_errors():
+    code = f"""
+        import {{ readFileSync }} from "node:fs";
+        import {{ SourceTextModule }} from "node:vm";
+        const found = {{}};
+        for (const file of {json.dumps(list(map(str, MODULES)))})
+          try {{
+            new SourceTextModule(readFileSync(file, "utf8"));
+          }} catch (error) {{
+            found[file] = error.stack;
+          }}
+        console.log(JSON.stringify(found));
+    """
+    assert json.loads(node(code, "--experimental-vm-modules", "--no-warnings")) == {}
 
 
 @pytest.fixture(scope="module")
