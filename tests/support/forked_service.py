@@ -45,10 +45,14 @@ def prepare() -> None:
     execute = patched._execute_child
 
     def begin(popen: Any, args: Any, *more: Any) -> None:
-        if list(args[: len(_COMMAND)]) != _COMMAND:
+        env: dict[str, str] = more[5]
+        if (
+            list(args[: len(_COMMAND)]) != _COMMAND
+            # with modules of a test's own before all others
+            or env.get("PYTHONPATH") != os.environ.get("PYTHONPATH")
+        ):
             execute(popen, args, *more)
             return
-        env: dict[str, str] = more[5]
         ours.send(json.dumps({"words": list(args), "env": env}).encode())
         popen.pid = int(ours.recv(16))
         popen._child_created = True
