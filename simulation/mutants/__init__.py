@@ -45,15 +45,15 @@ MUTANTS: dict[str, Mutant] = {
     "a-full-state-folder-keeps-a-tree-frozen": Mutant(node.FULL_FOLDER, 3000272),
     "what-cannot-be-written-is-forgotten": Mutant(node.UNWRITTEN, 3005249),
     "an-end-after-the-return-is-a-stop": Mutant(service.SILENT_LOSS, 132),
-    "an-end-before-the-return-was-noted-is-a-stop": Mutant(service.UNNOTED_RETURN, 3),
+    "an-end-before-the-return-was-noted-is-a-stop": Mutant(service.UNNOTED_RETURN, 889),
     "an-ended-session-loses-its-parent": Mutant(service.LAST_PARENT, 1160),
-    "a-woken-tree-is-ended": Mutant(node.WOKEN, 907),
+    "a-woken-tree-is-ended": Mutant(node.WOKEN, 1534),
     "a-half-restored-tree-goes-on": Mutant(node.HALF_RESTORED, 117),
     "a-thaw-forgets-the-gpu": Mutant(node.EMPTY_GPU, 7),
     "gpu-room-is-given-twice": Mutant(node.ROOM_TWICE, 3000945),
     "no-answer-means-nothing-there": Mutant(service.SILENCE, 2981000004),
     "a-late-order-hits-who-is-at-work": Mutant(node.LATE_ORDERS, 1004011693),
-    "an-agent-obeys-a-former-service": Mutant(node.ANY_SERVICE, 3000000263),
+    "an-agent-obeys-a-former-service": Mutant(node.ANY_SERVICE, 3000000274),
     "the-spawner-starts-cold-without-an-answer": Mutant(
         hub.COLD_WITHOUT_ANSWER, 20300000001
     ),
