@@ -232,7 +232,7 @@ class OAuthCallback(HubOAuthCallbackHandler, HtmlErrors):
 
 
 class NoPage(NothingHere, HtmlErrors):
-    """The page that says so."""
+    """The page at an address where there is none."""
 
 
 class Static(StaticFileHandler):
