@@ -19,18 +19,20 @@ from jupyterhub_gpu_reclaim.common.text import dashed
 
 #: Longest time that a session can be kept, in seconds.
 LONGEST_KEEP = 366 * 86400.0
+#: Most characters of a save point's name.
+LONGEST_NAME = 80
 LIVE = tuple(phase for phase in Phase if phase.live)
 #: A session that is on its way back has been suspended.
 _SUSPENDED = frozenset({Phase.SUSPENDED, Phase.RESUMING})
 
 
-def _field(about: str, **command: Any) -> msgspec.Meta:
-    """What a field is for; ``command``: what its option has of its own.
+def _field(about: str, **shown: Any) -> msgspec.Meta:
+    """What a field is for; ``shown``: what its option has of its own, and its input.
 
     ``option`` is its name, ``default`` what is sent without it, ``off`` what ``--off``
-    sends.
+    sends; ``label`` stands beside its input, which takes ``most`` characters.
     """
-    return msgspec.Meta(description=about, extra=command)
+    return msgspec.Meta(description=about, extra=shown)
 
 
 class Order(Value, frozen=True, kw_only=True):
@@ -56,6 +58,12 @@ class Order(Value, frozen=True, kw_only=True):
     done: ClassVar[str]  #: what the page says once it is given
     #: Likewise of one that takes another back, or is carried out later.
     done_else: ClassVar[str] = ""
+    #: What opens its form on the session's own page, and what stands in it; empty: it
+    #: has none there.
+    opens: ClassVar[str] = ""
+    explains: ClassVar[str] = ""
+    #: Sentences for the words that it writes into the history; ``{who}`` begins one.
+    history: ClassVar[dict[str, str]] = {}
     #: What several sessions are then; empty: it is given to one at a time.
     many: ClassVar[str] = ""
     #: Whether lists have its button beside each session of its phases.
@@ -78,13 +86,14 @@ class Order(Value, frozen=True, kw_only=True):
         return not self.for_tabs
 
     @classmethod
-    def by_itself(cls) -> dict[str, Any]:
-        metas = {
-            field.name: meta.extra or {}
+    def shown(cls, what: str) -> dict[str, Any]:
+        """By field, what it has of that (``_field``); those without are left out."""
+        return {
+            field.name: meta.extra[what]
             for field in msgspec.structs.fields(cls)
             for meta in get_args(field.type)[1:]
+            if what in (meta.extra or {})
         }
-        return {name: m["default"] for name, m in metas.items() if "default" in m}
 
     @classmethod
     def fits(cls, view: SessionView) -> bool:
@@ -113,6 +122,7 @@ class Suspend(Order, frozen=True):
     follows: ClassVar = "suspend"
     for_tabs: ClassVar = True
     label: ClassVar = "Suspend now"
+    history: ClassVar = {"ask to suspend": "{who} asked to suspend it."}
     done: ClassVar = "Suspending the session."
     many: ClassVar = "being suspended"
     beside: ClassVar = True
@@ -133,6 +143,7 @@ class Resume(Order, frozen=True):
     for_tabs: ClassVar = True
     trusts: ClassVar = True
     label: ClassVar = "Resume"
+    history: ClassVar = {"ask to resume": "{who} asked to resume it."}
     done: ClassVar = "Resuming the session."
     many: ClassVar = "resuming"
     beside: ClassVar = True
@@ -150,6 +161,9 @@ class PutFilesBack(Order, frozen=True):
     follows: ClassVar = "resume"
     trusts: ClassVar = True
     label: ClassVar = "Bring it back with these files"
+    history: ClassVar = {
+        "put files back": "{who} chose to put its files back as they were saved."
+    }
     done: ClassVar = "Resuming the session with its files as they were."
     beside: ClassVar = True
     cures: ClassVar = (Reason.FILES_NEWER,)
@@ -166,12 +180,21 @@ class Save(Order, frozen=True):
     for_tabs: ClassVar = True
     more: ClassVar = "Each stands still for as long as its memory takes to be copied."
     label: ClassVar = "Save point"
+    opens: ClassVar = "Save point with a name"
+    explains: ClassVar = (
+        "It is kept beside later ones, and can be brought back from here."
+    )
+    history: ClassVar = {"ask to save": "{who} asked for a save point."}
     done: ClassVar = "The session is being saved; it keeps running."
     many: ClassVar = "being saved"
 
     name: Annotated[
         str,
-        _field("name of the save point, which is then kept beside later ones"),
+        _field(
+            "name of the save point, which is then kept beside later ones",
+            label="Name",
+            most=LONGEST_NAME,
+        ),
     ] = ""
 
     def reached(self, before: SessionView, now: SessionView) -> bool:
@@ -200,6 +223,7 @@ class Nap(Order, frozen=True):
     follows: ClassVar = "nap"
     for_managers: ClassVar = True
     label: ClassVar = "Nap"
+    history: ClassVar = {"ask to nap": "{who} asked it to nap."}
     done: ClassVar = "Its GPU memory is being moved out; the session keeps running."
     many: ClassVar = "starting to nap"
     beside: ClassVar = True
@@ -220,6 +244,7 @@ class Wake(Order, frozen=True):
     follows: ClassVar = "wake"
     for_managers: ClassVar = True
     label: ClassVar = "Wake up"
+    history: ClassVar = {"ask to wake": "{who} asked to wake it."}
     done: ClassVar = "Its GPU memory is being moved back."
     many: ClassVar = "waking"
     beside: ClassVar = True
@@ -249,6 +274,7 @@ class Keep(Order, frozen=True):
     for_tabs: ClassVar = True
     trusts: ClassVar = True
     label: ClassVar = "Keep for 1 h"
+    history: ClassVar = {"keep": "{who}"}
     done: ClassVar = "The session is kept running."
     done_else: ClassVar = "The session is no longer kept running."
     many: ClassVar = "kept for an hour"
@@ -276,6 +302,10 @@ class OptOut(Order, frozen=True):
     asks: ClassVar = "exclude from all policies"
     begins: ClassVar = False
     label: ClassVar = "Never suspend when idle"
+    history: ClassVar = {
+        "opt out": "{who} set it never to be suspended when idle.",
+        "opt in": "{who} set it to be suspended when idle again.",
+    }
     done: ClassVar = "The session will never be suspended when idle."
     done_else: ClassVar = "The session will be suspended when idle again."
 
@@ -300,6 +330,9 @@ class BringBack(Order, frozen=True):
     phases: ClassVar = tuple(Phase)
     trusts: ClassVar = True
     label: ClassVar = "Bring it back"
+    history: ClassVar = {
+        "ask to bring back": "{who} asked for another checkpoint of it."
+    }
     done: ClassVar = "Resuming the session from that checkpoint."
 
     checkpoint: Annotated[str, _field("which; `saved` lists them")]
@@ -317,6 +350,7 @@ class Rename(Order, frozen=True):
     for_tabs: ClassVar = True
     begins: ClassVar = False
     label: ClassVar = "Rename"
+    history: ClassVar = {"rename": "{who} renamed a save point of it."}
     done: ClassVar = "The save point was renamed."
 
     checkpoint: Annotated[str, _field("which; `saved` lists them")]
@@ -353,6 +387,7 @@ class Delete(Order, frozen=True):
     begins: ClassVar = False
     answer: ClassVar = Deleted
     label: ClassVar = "Delete for good"
+    history: ClassVar = {"discard": "{who} deleted a checkpoint of it."}
     done: ClassVar = "It was deleted for good."
     done_else: ClassVar = (
         "It cannot be brought back any more, and will be deleted as soon as its machine"
@@ -377,6 +412,9 @@ class StartFresh(Order, frozen=True):
     asks: ClassVar = "put aside"
     phases: ClassVar = (Phase.SUSPENDED,)
     label: ClassVar = "Start fresh"
+    history: ClassVar = {
+        "start fresh": "{who} started fresh; the session under the former name is kept."
+    }
     done: ClassVar = "The suspended session is put aside."
 
 
@@ -398,6 +436,9 @@ class RenewLogin(Order, frozen=True):
         " visits the server."
     )
     label: ClassVar = "Restore its login"
+    history: ClassVar = {
+        "renew login": "{who} let its next start make its old login valid again."
+    }
     done: ClassVar = "The login will be restored when the user next opens the session."
     beside: ClassVar = True
     cures: ClassVar = (Reason.NOT_ADOPTED, Reason.TOKEN_REVOKED)
@@ -414,6 +455,13 @@ class RevokeTabs(Order, frozen=True):
     phases: ClassVar = (*LIVE, Phase.SUSPENDING, Phase.SUSPENDED)
     begins: ClassVar = False
     label: ClassVar = "Revoke it"
+    opens: ClassVar = "Revoke the key of open tabs"
+    explains: ClassVar = (
+        "Open tabs, also those of guests, can then no longer keep, suspend or resume"
+        " this session, and show no warning before a suspend. Tabs of the next fresh"
+        " start can."
+    )
+    history: ClassVar = {"revoke tabs": "{who} revoked the key of its open tabs."}
     done: ClassVar = (
         "Open tabs of the session can no longer see or steer it here; those of its next"
         " fresh start can."
@@ -435,6 +483,9 @@ class EndTree(Order, frozen=True):
         " The session itself is never ended like this."
     )
     label: ClassVar = "End these programs"
+    history: ClassVar = {
+        "end second tree": "{who} ended programs of it that the Hub did not know of:"
+    }
     done: ClassVar = "The programs were ended."
 
     incarnation: Annotated[str, _field("which; the report names them")]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.orders import ORDERS
 from jupyterhub_gpu_reclaim.controlplane import schema
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 
@@ -71,13 +72,9 @@ def after(journal: Journal, number: int, limit: int = 100) -> list[AuditLine]:
 
 #: Sentences for the words of the audit; ``{who}`` begins a sentence.
 SENTENCES = {
-    "ask to suspend": "{who} asked to suspend it.",
-    "ask to resume": "{who} asked to resume it.",
-    "ask to save": "{who} asked for a save point.",
+    **{word: told for each in ORDERS for word, told in each.history.items()},
     "save point": "It was saved while it ran:",
     "save point failed": "It could not be saved while it ran.",
-    "ask to nap": "{who} asked it to nap.",
-    "ask to wake": "{who} asked to wake it.",
     "call off": "What was asked could not be begun, and was called off.",
     "waits for a GPU": "It waits for a GPU.",
     "naps": "It began to nap: its GPU memory was moved to the machine's memory.",
@@ -86,7 +83,6 @@ SENTENCES = {
     "nap failed": "It could not nap.",
     "warned": "Its users were warned.",
     "stays": "The warning was withdrawn.",
-    "keep": "{who}",
     "suspend": "Suspending started.",
     "committed": "Its checkpoint is complete.",
     "released": "It was suspended, and its GPU and memory are free.",
@@ -99,23 +95,13 @@ SENTENCES = {
     "stopped": "It was stopped.",
     "vanished": "Its programs ended by themselves.",
     "report": "Programs of it run that the Hub does not know of.",
-    "end second tree": "{who} ended programs of it that the Hub did not know of:",
     "lost": "Its programs ended; the checkpoint that it goes back to was kept.",
     "discarded": "Its checkpoint was deleted.",
     "put_aside": "{who} started fresh; its checkpoint was put aside.",
-    "start fresh": "{who} started fresh; the session under the former name is kept.",
     "found_running": "It was found running.",
     "found_saved": "It was found suspended.",
     "brought_back": "Another checkpoint of it was chosen.",
-    "put files back": "{who} chose to put its files back as they were saved.",
     "went back": "It went back to a save point.",
-    "ask to bring back": "{who} asked for another checkpoint of it.",
-    "rename": "{who} renamed a save point of it.",
-    "renew login": "{who} let its next start make its old login valid again.",
-    "revoke tabs": "{who} revoked the key of its open tabs.",
-    "opt out": "{who} set it never to be suspended when idle.",
-    "opt in": "{who} set it to be suspended when idle again.",
-    "discard": "{who} deleted a checkpoint of it.",
     "retention": "A checkpoint that had been put aside was deleted.",
     "deletion ahead": "A checkpoint of it will be deleted.",
     "new account": "The former account's session was put aside.",

@@ -22,7 +22,12 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.models import AuditLine, Decision, Phase, SessionKey
-from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP, Deleted, Left
+from jupyterhub_gpu_reclaim.common.orders import (
+    LONGEST_KEEP,
+    LONGEST_NAME,
+    Deleted,
+    Left,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane import (
@@ -59,8 +64,6 @@ _log = logging.getLogger(__name__)
 
 #: MySQL rounds the time at which an account was made; the Hub may know it better.
 ROUNDED_SECONDS = 2.0
-#: Most characters of a save point's name.
-LONGEST_NAME = 80
 #: Letters and a symbol without ink: of Hangul, and the empty pattern of Braille.
 _FILLERS = frozenset("\u115f\u1160\u3164\uffa0\u2800")
 #: Most named save points of a session: each is kept for days, and costs every look.

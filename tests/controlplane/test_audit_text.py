@@ -1,6 +1,7 @@
 """History of a user's sessions, in sentences."""
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 
 import jupyterhub_gpu_reclaim
 from jupyterhub_gpu_reclaim.common.models import AuditLine, Decision, SessionKey
+from jupyterhub_gpu_reclaim.common.orders import ORDERS
 from jupyterhub_gpu_reclaim.controlplane.audit import sentence
+from jupyterhub_gpu_reclaim.controlplane.people import UserApi
 from jupyterhub_gpu_reclaim.controlplane.session import SessionEvent
 from tests.support.simulated import DELETED, KEY
 
@@ -24,6 +27,17 @@ def test_everything_that_can_happen_has_a_sentence(what):
     # What ended it is a sentence of its own: that need not have been by themselves.
     assert told.endswith("So it is." if what == "vanished" else ". So it is.")
     assert what not in told or what in PLAIN
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.kind)
+def test_each_order_is_carried_out_with_its_fields_and_has_its_sentence(order):
+    work = getattr(UserApi, order.kind.replace("-", "_"))
+    fields = [*order.__struct_fields__, *(["manages"] if order.trusts else [])]
+    inspect.signature(work).bind(None, KEY, by="ada", **dict.fromkeys(fields))
+    for word, told in order.history.items():
+        line = AuditLine(at=1.0, key=KEY, who="ada", what=word)
+        assert sentence(line) == told.replace("{who}", "ada").strip()
+    assert order.history
 
 
 def words_of_the_audit() -> set[str]:

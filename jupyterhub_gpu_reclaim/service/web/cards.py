@@ -154,6 +154,8 @@ def card(
         steps=view.steps if tone == "busy" else [],
         main=_main_buttons(view, manages=manages),
         more=_more_buttons(view, longest_keep, manages=manages),
+        # orders that have a form of their own
+        forms=[each for each in _fitting(view, manages=manages) if each.opens],
         # the checkpoint that "delete" names; empty: none
         deletes=view.checkpoint if has_saved else "",
         deletes_what="save point"
@@ -316,9 +318,13 @@ def _until(view: SessionView) -> Moment | None:
     return Moment(words.moment(known.until), _iso(known.until))
 
 
+def _fitting(view: SessionView, *, manages: bool) -> list[type[Order]]:
+    fit = [each for each in ORDERS if each.fits(view)]
+    return [each for each in fit if manages or not each.for_managers]
+
+
 def _main_buttons(view: SessionView, *, manages: bool) -> list[Button]:
-    fit = [each for each in ORDERS if each.beside and each.fits(view)]
-    fit = [each for each in fit if manages or not each.for_managers]
+    fit = [each for each in _fitting(view, manages=manages) if each.beside]
     fit.sort(key=lambda each: not each.cures)
     return [
         Button(

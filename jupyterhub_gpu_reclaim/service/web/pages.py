@@ -277,7 +277,7 @@ ORDERS_SCRIPT = b"export const ORDERS = %b;\n" % codec.encode(
             "beside": each.beside,
             "cures": [one.value for one in each.cures],
             "stops": each.stops,
-            "body": each.by_itself(),
+            "body": each.shown("default"),
         }
         for each in ORDERS
     }
