@@ -20,6 +20,7 @@ from typing import Any
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 from jupyterhub_gpu_reclaim.service import app
+from tests.support import forked
 
 _COMMAND = [sys.executable, "-P", "-m", "jupyterhub_gpu_reclaim.service"]
 _LONGEST = 1 << 18  #: bytes of an order
@@ -78,8 +79,7 @@ def _become(words: list[str], env: dict[str, str]) -> None:
     os.environ.update(env)
     _show(words, [f"{name}={value}" for name, value in env.items()])
     sys.argv = words[len(_COMMAND) - 1 :]
-    app.main()
-    sys.exit()
+    forked.run(app.main)
 
 
 def _show(*texts: list[str]) -> None:

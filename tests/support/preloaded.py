@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
+from tests.support import forked
 
 #: The functions that the commands call.
 HUB = "jupyterhub.app:main"
@@ -139,6 +140,7 @@ def serve(asked: socket.socket) -> None:
         for one in entry_points(group=group):
             with contextlib.suppress(ImportError):
                 one.load()
+    _use_a_database()
     gc.enable()
     gc.freeze()  # a collection in what is forked writes to no page that all share
     woken, wake = socket.socketpair()
@@ -165,6 +167,21 @@ def serve(asked: socket.socket) -> None:
             os.close(log)
             running[pid] = status
             asked.send(b"%d" % pid)
+
+
+def _use_a_database() -> None:
+    """Have SQLAlchemy make of JupyterHub's tables what each Hub would make of them."""
+    # Here, not where the tests would import it.
+    from jupyterhub import orm
+    from sqlalchemy import create_engine
+    from sqlalchemy.orm import Session
+
+    engine = create_engine("sqlite://")
+    orm.Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        for mapper in orm.Base.registry.mappers:
+            session.query(mapper.class_).first()
+    engine.dispose()
 
 
 def _socket(descriptor: int) -> socket.socket:
@@ -205,7 +222,7 @@ def _become(
     main = _load(program)
     sys.path.remove(str(_ROOT))
     sys.argv = words
-    sys.exit(main())
+    forked.run(main)
 
 
 if __name__ == "__main__":
