@@ -10,7 +10,7 @@ from typing import Any
 def run(main: Any) -> None:
     """As a program of its own, but for taking apart what was imported for it.
 
-    That would copy every page that it shares, which takes a quarter of a second. Never returns.
+    That would copy every page that it shares: a quarter of a second. Never returns.
     """
     status = 0
     try:
