@@ -80,8 +80,11 @@ class Stack:
         )
         self.hub = HubUnderTest(folder, config)
         self.hub.start()
-        # the Hub does not wait for it
-        wait_until(self.hub.service_ready, 60, self.hub.log)
+        try:  # the Hub does not wait for it
+            wait_until(self.hub.service_ready, 60, self.hub.log)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def service(self) -> str:
