@@ -63,7 +63,7 @@ def sessions(sizes: list[int], runs: int, pool: Pool, criu: Path) -> list[Row]:
     pair = {name: methods[name] for name in ("stock", "agent")}
     goals = MANY_CORES if (os.cpu_count() or 1) >= 8 else FEW_CORES
     for gb in sizes:
-        found = session.measure(pair, meter, int(gb * 1e9), "tmpfs", runs)
+        found = session.measure(pair, meter, session.of_size(gb), "tmpfs", runs)
         stock, ours = found["stock"], found["agent"]
         save, back = goals.get(gb, (None, None))
         what = f"{gb} GB of host memory"

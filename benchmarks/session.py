@@ -101,13 +101,23 @@ mount --bind /dev/pts/ptmx /dev/ptmx &&
 exec "$@"
 """
 
-#: The session: half random floats, a quarter numbers in a row, a quarter bytes; it
-#: waits, as an idle server does, and writes a digest of them whenever it is asked.
-PROGRAM = """
-import hashlib, os, pathlib, signal, sys
+#: Before and after what a program is made of: it waits, as an idle server does, and
+#: writes its ``digest()`` into its folder whenever it is asked.
+BEGIN = """
+import os, pathlib, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-import numpy
-folder, size = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+answer = pathlib.Path(sys.argv[1]) / "answer"
+"""
+WAIT = """
+while True:
+    answer.with_suffix(".new").write_text(digest())
+    answer.with_suffix(".new").rename(answer)
+    signal.sigwait({signal.SIGUSR1})
+"""
+#: Half random floats, a quarter numbers in a row, a quarter bytes.
+PROGRAM = """
+import hashlib, numpy
+size = int(sys.argv[2])
 chance = numpy.random.default_rng(7)
 data = [chance.random(8 << 20) for _ in range(size // 2 // (64 << 20))]
 data += [numpy.arange(8 << 20) * 1.5 for _ in range(size // 4 // (64 << 20))]
@@ -118,14 +128,6 @@ def digest():
     for one in data:
         found.update(memoryview(one).cast("B")[:: 4096 // 8 * 8 + 8].tobytes())
     return found.hexdigest()
-
-answer = folder / "answer"
-answer.with_suffix(".new").write_text(digest())
-answer.with_suffix(".new").rename(answer)
-while True:
-    signal.sigwait({signal.SIGUSR1})
-    answer.with_suffix(".new").write_text(digest())
-    answer.with_suffix(".new").rename(answer)
 """
 
 
@@ -475,12 +477,6 @@ class ByAgent(Method):
         self._agent.look()
         time.sleep(_SEEN_SECONDS)
 
-    def save_point(self) -> Order:
-        """Save it while it goes on."""
-        return self._agent.order(
-            "save", "checkpoint", checkpoint="benchmark-point", generation=1
-        )
-
     def save(self, place: Place) -> None:
         """Until the session has ended."""
         del place  # the agent has found it by itself
@@ -539,13 +535,22 @@ def _half(gb: float, took: list[float], cpu: list[float], stock: list[float]) ->
 
 
 def cycle(
-    measured: Measured, method: Method, meter: Meter, size: int, *, drop: bool
+    measured: Measured,
+    method: Method,
+    meter: Meter,
+    program: Sequence[str],
+    *,
+    drop: bool,
 ) -> None:
-    """Start a session, save it, end it, bring it back, ask it."""
+    """Start a session, save it, end it, bring it back, ask it.
+
+    ``program``: what stands between ``BEGIN`` and ``WAIT``, and its arguments.
+    """
     with ExitStack() as stack:
         talk = Path(tempfile.mkdtemp(dir="/tmp"))
         stack.callback(shutil.rmtree, talk)
-        command = [sys.executable, "-c", PROGRAM, str(talk), str(size)]
+        source, *arguments = program
+        command = [sys.executable, "-c", BEGIN + source + WAIT, str(talk), *arguments]
         place = Place.make("start", *command)
         stack.callback(place.end)
         wait_for((talk / "answer").exists)
@@ -574,8 +579,17 @@ def cycle(
             sys.exit("its data came back changed")
 
 
+def of_size(gb: float) -> tuple[str, str]:
+    """The program that holds so many GB."""
+    return PROGRAM, str(int(gb * 1e9))
+
+
 def measure(
-    methods: Mapping[str, Make], meter: Meter, size: int, where: str, runs: int
+    methods: Mapping[str, Make],
+    meter: Meter,
+    program: Sequence[str],
+    where: str,
+    runs: int,
 ) -> dict[str, Measured]:
     found = {name: Measured() for name in methods}
     for _ in range(runs):
@@ -583,7 +597,7 @@ def measure(
             folder = Path(tempfile.mkdtemp(prefix="session-", dir=WHERE[where]))
             method = make(folder)
             try:
-                cycle(found[name], method, meter, size, drop=where == "disk")
+                cycle(found[name], method, meter, program, drop=where == "disk")
                 found[name].steps = method.steps()
             finally:
                 method.close()
@@ -633,7 +647,7 @@ def main() -> None:
             head = f"{'s':>8}{'GB/s':>7}{'cores':>7}{'stock':>8}"
             print(f"\n{gb:g} GB on {where}: save                |  resume")
             print(f"{'':<7}{head}  |{head}   of it: CRIU + memory  answer")
-            found = measure(methods, meter, int(gb * 1e9), where, args.runs)
+            found = measure(methods, meter, of_size(gb), where, args.runs)
             for name, measured in found.items():
                 print(measured.row(name, gb, found["stock"]), flush=True)
             for measured in found.values():
