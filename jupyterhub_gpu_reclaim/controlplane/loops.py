@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.controlplane.session import (
 from jupyterhub_gpu_reclaim.controlplane.settle import ActionKind, settle
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import Preemption
@@ -119,16 +119,16 @@ class ControlLoops:
         if self.preemption is not None:
             self.preemption.select(waiting)
         rows = {row.key for row in self.sessions.journal.sessions()}
+        missed: dict[SessionKey, StoreError] = {}
         for count, key in enumerate(sorted(rows | state.keys())):
             if count % BREATH == 0:
                 await asyncio.sleep(0)  # others may answer, and readers read
             try:
                 self._compare(key, state)
-                self._news.is_new(key)
             except StoreError as error:  # seen again at the next tick
                 self.sessions.runtime(key).compared = False
-                if self._news.is_new(key, error):
-                    _log.warning("%s: not compared, trying again: %s", key, error)
+                missed[key] = error
+        self._tell_missed(missed)
         self.wakes.refresh()
         jobs.refresh(self.sessions)
         self.worker.room.refresh()
@@ -137,6 +137,13 @@ class ControlLoops:
         await self._marks.settle(state.checkpoints())
         self._forget_gone(state)
         self._do_rare_work(self.sessions.clock.now())
+
+    def _tell_missed(self, missed: Mapping[SessionKey, StoreError]) -> None:
+        # A journal that does not answer misses them all: one line for it.
+        key, error = next(iter(missed.items()), ("", ""))
+        if self._news.is_new("journal", error):
+            what = "%s: not compared, trying again: %s (%d sessions)"
+            _log.warning(what, key, error, len(missed))
 
     def _compare(self, key: SessionKey, state: ObservedState) -> None:
         observed = self.observer.whole(key, state.session(key))

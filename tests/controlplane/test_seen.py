@@ -99,3 +99,20 @@ async def test_session_whose_row_cannot_be_written_keeps_no_other_from_being_see
     assert caplog.text.count("ada/: not compared") == 1
     full.clear()
     await world.reaches(second, "suspended", ADA)
+
+
+async def test_all_sessions_whose_rows_cannot_be_written_are_told_in_one_line(
+    world, monkeypatch, caplog
+):
+    controller, _ = await world.started()
+    await world.running(key=BOB)
+    await world.reaches(controller, "running", BOB)
+
+    def full(*_):
+        raise StoreError(Reason.INTERNAL, detail="database or disk is full")
+
+    monkeypatch.setattr(Sessions, "note_ended", full)
+    await asyncio.sleep(5)  # many ticks
+    told = [line for line in caplog.messages if "not compared" in line]
+    assert len(told) == 1
+    assert "2 sessions" in told[0]
