@@ -58,5 +58,8 @@ def notice_of(node: ClusterNode, kinds: Collection[str]) -> NodeNotice | None:
                 found.append(NodeNotice(name, why, _EVENT_SECONDS))
     if "cordon" in kinds and node.spec.unschedulable:
         found.append(NodeNotice(name, "cordoned"))
-    left = lambda one: math.inf if one.seconds is None else one.seconds  # noqa: E731
-    return min(found, key=left, default=None)
+    return min(found, key=_seconds_left, default=None)
+
+
+def _seconds_left(notice: NodeNotice) -> float:
+    return math.inf if notice.seconds is None else notice.seconds

@@ -135,11 +135,12 @@ class LateKeys:
         return self._loaded().wrap(data_key, checkpoint)
 
     def unwrap(self, name: str, wrapped: bytes, checkpoint: str) -> bytes:
-        try:
-            return self._loaded().unwrap(name, wrapped, checkpoint)
-        except StoreError as error:
-            if error.reason is not Reason.KEY_MISSING:
-                raise
+        if self._keys is not None:
+            try:
+                return self._keys.unwrap(name, wrapped, checkpoint)
+            except StoreError as error:
+                if error.reason is not Reason.KEY_MISSING:
+                    raise
         self._keys = self._load()
         return self._keys.unwrap(name, wrapped, checkpoint)
 
