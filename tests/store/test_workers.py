@@ -451,9 +451,12 @@ def test_workers_end_with_their_agent(tmp_path):
 
 def test_workers_of_a_capture_are_there_before_they_are_needed(working, pool):
     writer = begin(working)
+    until = time.monotonic() + 60
+    while pool._server is None:  # begun by the first capture, beside it
+        assert time.monotonic() < until
+        time.sleep(0.01)
     server = pool._server.pid
     children = Path(f"/proc/{server}/task/{server}/children")
-    until = time.monotonic() + 60
     while len(children.read_text().split()) < pool.size:
         assert time.monotonic() < until
         time.sleep(0.01)
